@@ -1,0 +1,56 @@
+"""The `chunktune` command and its commands, one file each.
+
+The command files import only typer at their top: `chunktune --help` must not wait for numpy, optuna
+or aiohttp.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import tuner
+from tuner.cli.bench import bench
+from tuner.cli.boundary import with_exit_code
+from tuner.cli.compare import compare
+from tuner.cli.doctor import doctor
+from tuner.cli.freeze import freeze
+from tuner.cli.plan import plan
+from tuner.cli.regress import regress
+from tuner.cli.report import report
+from tuner.cli.serve import serve
+from tuner.cli.sweep import sweep
+
+app = typer.Typer(
+    name="chunktune",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"chunktune {tuner.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Finds the chunked-prefill and prefix-reuse settings of `vllm serve` with the lowest, steadiest TTFT."""
+
+
+for command in (sweep, freeze, regress, bench, compare, report, doctor, plan):
+    app.command()(with_exit_code(command))
+app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(with_exit_code(serve))
+
+
+def main() -> None:
+    """Entry point of the console script; exits with a code of the contract."""
+    app(prog_name="chunktune")

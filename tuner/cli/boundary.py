@@ -1,0 +1,64 @@
+"""The only place where errors become exit codes and messages on stderr."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+import typer
+
+from tuner.clock import SYSTEM_CLOCK
+from tuner.errors import ChunktuneError
+
+EXIT_BUG = 1
+EXIT_INTERRUPTED = 130
+
+
+def with_exit_code(command: Callable[..., int]) -> Callable[..., None]:
+    """The command as typer wants it: its return value, or the error that it raised, becomes the exit code."""
+
+    @functools.wraps(command)
+    def run(*args: Any, **kwargs: Any) -> None:
+        raise typer.Exit(_exit_code(lambda: command(*args, **kwargs)))
+
+    return run
+
+
+def _exit_code(action: Callable[[], int]) -> int:
+    try:
+        return action()
+    except typer.Exit:
+        raise
+    except ChunktuneError as error:
+        _say(f"error: {error}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # The reader of stdout went away (`| head`): nothing is wrong, and nothing more can be said there.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except Exception as error:
+        _say(
+            f"error: this is a bug in chunktune: {type(error).__name__}: {error}\n"
+            f"  The traceback is in {_write_traceback()}; please report it with that file."
+        )
+        return EXIT_BUG
+
+
+def _write_traceback() -> Path:
+    path = Path(gettempdir()) / f"chunktune-{os.getpid()}-{SYSTEM_CLOCK.now():%Y%m%dT%H%M%S}.log"
+    path.write_text(traceback.format_exc())
+    return path
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"chunktune: {text}\n")
+    sys.stderr.flush()

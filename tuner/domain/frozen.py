@@ -1,0 +1,65 @@
+"""The frozen configuration: what goes into version control."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from tuner.domain.base import Document
+from tuner.domain.candidate import ReuseBudget, Scalar
+from tuner.domain.measurement import Ci95, Measurement
+from tuner.domain.outcome import Fingerprint
+from tuner.domain.profile import ConstraintText, Hardware, Objective
+from tuner.domain.workload import Workload
+
+FROZEN_SCHEMA = "chunktune.frozen/1"
+
+
+class Baseline(Document):
+    """What the frozen configuration delivered when it was frozen."""
+
+    starts: int
+    """Fresh engine starts behind it."""
+    rounds: list[Measurement]
+    rounds_per_start: list[int] = Field(default_factory=list)
+    """How many of `rounds`, in order, belong to each start."""
+    median: Measurement
+    ci95: Ci95 = Field(default_factory=dict)
+
+
+class StudyRef(Document):
+    """Where it came from."""
+
+    name: str
+    counts: dict[str, int] = Field(default_factory=dict)
+    sampler: str = ""
+    seed: int = 0
+    trial: int | None = None
+
+
+class Frozen(Document):
+    """`frozen.json`. `engine_args` are effective values under vLLM's names, without host, port or served name."""
+
+    schema_: Literal["chunktune.frozen/1"] = Field(default=FROZEN_SCHEMA, alias="schema")  # type: ignore[assignment]
+    created_at: str
+    chunktune_version: str
+    simulated: bool
+    model: str
+    engine_args: dict[str, Scalar]
+    reuse_budget: ReuseBudget | None = None
+    command: list[str]
+    engine_env: dict[str, str] = Field(default_factory=dict)
+    """Environment the engine was measured with; never a secret."""
+    startup_timeout_s: float = 1200.0
+    hardware: Hardware = Hardware()
+    fingerprint: Fingerprint
+    workload: Workload
+    workload_sha256: str
+    baseline: Baseline
+    objective: Objective
+    constraints: list[ConstraintText] = Field(default_factory=list)
+    regress_metrics: list[str] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
+    study: StudyRef
+    previous: list[dict[str, Any]] = Field(default_factory=list)
+    """Older baselines, kept by a rebase."""

@@ -1,0 +1,233 @@
+"""The profile: what to serve, on what, under which load, and what to look for."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Callable
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
+
+from tuner.domain.base import Document
+from tuner.domain.candidate import CHUNK_KNOB, Scalar
+from tuner.domain.measurement import Measurement, metric, metric_names
+from tuner.domain.units import Duration
+from tuner.domain.workload import Workload
+
+ReferenceName = Literal["stock", "no_chunking"]
+
+
+class Hardware(Document):
+    """What the simulated engine pretends to be; NVML says what a real node is."""
+
+    gpu: str = "h100_sxm"
+    """System name of aiconfigurator-core."""
+    count: PositiveInt = 1
+    cost_model: str | None = None
+    """The name under which aiconfigurator-core knows the model; the profile's model when null."""
+
+
+class EngineSpec(Document):
+    """How `vllm serve` is started for every candidate."""
+
+    args: dict[str, Scalar] = Field(default_factory=dict)
+    """`vllm serve` options in snake case."""
+    env: dict[str, str] = Field(default_factory=dict)
+    startup_timeout: Duration = 1200.0
+    block_size: PositiveInt | None = None
+    """Tokens of a KV block when neither `args` nor the engine says; 16 otherwise."""
+
+
+class KnobRange(Document):
+    """A numeric knob between `low` and `high`, both included."""
+
+    low: float
+    high: float
+    step: float | None = None
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _ordered(self) -> KnobRange:
+        if self.low > self.high:
+            raise ValueError(f"low ({self.low:g}) is above high ({self.high:g})")
+        if self.log and self.step is not None:
+            raise ValueError("log and step do not go together (Optuna takes one of them)")
+        if self.log and self.low <= 0:
+            raise ValueError("log needs low above 0")
+        return self
+
+
+KnobSpec = Annotated[list[Scalar], Field(min_length=1)] | KnobRange
+
+BUDGET_KNOBS = (
+    "max_cached_blocks",
+    "min_reuse_ratio",
+    "max_hold_ms",
+    "yield_chunk_tokens",
+    "merge_below",
+    "evict_above",
+)
+
+
+class Space(Document):
+    """Knobs by vLLM's own names; unknown names are checked against the installed vLLM, not here."""
+
+    knobs: dict[str, KnobSpec]
+    reuse_budget: dict[str, KnobSpec] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flat(cls, value: Any) -> Any:
+        if isinstance(value, dict) and "knobs" not in value:
+            rest = dict(value)
+            budget = rest.pop("reuse_budget", None) or {}
+            return {"knobs": rest, "reuse_budget": budget}
+        return value
+
+    @model_validator(mode="after")
+    def _known_budget(self) -> Space:
+        for name in self.reuse_budget:
+            if name not in BUDGET_KNOBS:
+                raise ValueError(f"reuse_budget has no knob {name!r}; it has {', '.join(BUDGET_KNOBS)}")
+        if not self.knobs and not self.reuse_budget:
+            raise ValueError(f"the space is empty: give at least {CHUNK_KNOB}")
+        return self
+
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_CONSTRAINT = re.compile(r"^\s*([\w.]+)\s*(<=|>=|==|<|>)\s*([-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?)\s*$")
+
+
+def _known_metric(path: str) -> str:
+    if path not in metric_names() and not path.startswith("groups."):
+        import difflib
+
+        near = difflib.get_close_matches(path, metric_names(), n=1, cutoff=0.5)
+        raise ValueError(f"no metric {path!r}" + (f"; did you mean {near[0]!r}?" if near else ""))
+    return path
+
+
+class Constraint(Document):
+    """A comparison of one metric with a number, such as `ttft_ms.p99 <= 280`."""
+
+    metric: str
+    op: str
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> Constraint:
+        """ValueError when the text is no comparison or names no metric."""
+        match = _CONSTRAINT.match(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no comparison such as 'ttft_ms.p99 <= 280'")
+        path, op, limit = match.groups()
+        return cls(metric=_known_metric(path), op=op, limit=float(limit))
+
+    def holds(self, measurement: Measurement) -> bool | None:
+        """None when the metric was not measured."""
+        value = metric(measurement, self.metric)
+        return None if value is None else _OPERATORS[self.op](value, self.limit)
+
+    def violation(self, measurement: Measurement) -> float | None:
+        """How far outside, relative to the limit: <= 0 when it holds, None when not measured."""
+        value = metric(measurement, self.metric)
+        if value is None:
+            return None
+        scale = abs(self.limit) or 1.0
+        if self.op in ("<=", "<"):
+            excess = (value - self.limit) / scale
+            return max(excess, 1e-9) if self.op == "<" and value == self.limit else excess
+        if self.op in (">=", ">"):
+            excess = (self.limit - value) / scale
+            return max(excess, 1e-9) if self.op == ">" and value == self.limit else excess
+        return abs(value - self.limit) / scale
+
+    def __str__(self) -> str:
+        return f"{self.metric} {self.op} {self.limit:g}"
+
+
+def _constraint_before(value: Any) -> Any:
+    return Constraint.parse(value) if isinstance(value, str) else value
+
+
+ConstraintText = Annotated[
+    Constraint, BeforeValidator(_constraint_before), PlainSerializer(lambda c: str(c), return_type=str)
+]
+
+
+class Objective(Document):
+    """One or two metrics to minimize, or to maximize."""
+
+    minimize: list[str] = Field(default_factory=list)
+    maximize: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _lists(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {k: [v] if isinstance(v, str) else v for k, v in value.items()}
+        return value
+
+    @model_validator(mode="after")
+    def _one_or_two(self) -> Objective:
+        if not 1 <= len(self.metrics) <= 2:
+            raise ValueError("name one or two metrics to minimize or maximize")
+        for path in self.metrics:
+            _known_metric(path)
+        return self
+
+    @property
+    def metrics(self) -> list[str]:
+        """The metrics, minimized ones first."""
+        return [*self.minimize, *self.maximize]
+
+    @property
+    def directions(self) -> list[Literal["minimize", "maximize"]]:
+        return [*("minimize" for _ in self.minimize), *("maximize" for _ in self.maximize)]
+
+
+class Budget(Document):
+    """When to stop searching: whichever comes first. Baseline, references and finals are on top of `trials`."""
+
+    trials: PositiveInt | None = None
+    time: Duration | None = None
+
+
+class Profile(Document):
+    """A whole profile, as in `profiles/*.yaml`."""
+
+    version: Literal[1]
+    name: str
+    model: str
+    description: str = ""
+    hardware: Hardware = Hardware()
+    engine: EngineSpec = EngineSpec()
+    workload: Workload
+    rounds: PositiveInt = 3
+    space: Space
+    references: list[ReferenceName] = Field(default_factory=lambda: list[ReferenceName](["stock"]))
+    objective: Objective = Objective(minimize=["ttft_ms.p90"])
+    constraints: list[ConstraintText] = Field(default_factory=list)
+    budget: Budget = Budget()
+    regress_metrics: list[str] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
+    """Metrics that the nightly gate stands on."""
+
+    @model_validator(mode="after")
+    def _memory_limit_can_hold(self) -> Profile:
+        target = self.engine.args.get("gpu_memory_utilization", 0.9)
+        for constraint in self.constraints:
+            if constraint.metric == "memory.peak_fraction" and constraint.op in ("<", "<="):
+                if isinstance(target, int | float) and constraint.limit < target:
+                    raise ValueError(
+                        f"constraints: '{constraint}' can never hold: vLLM preallocates its KV pool up to "
+                        f"gpu_memory_utilization ({target:g}), whatever the chunk size; lower that option, or "
+                        "limit kv_cache_usage_peak instead"
+                    )
+        return self

@@ -1,0 +1,74 @@
+"""Units as people write them: durations ("20m", "250ms") and ranges of tokens."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer
+
+_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+def parse_duration_s(text: str) -> float:
+    """Seconds in "90m", "2h", "250ms" or "1h30m". ValueError when the unit is missing or unknown."""
+    compact = text.strip().replace(" ", "")
+    parts = _PART.findall(compact)
+    if not parts or "".join(n + u for n, u in parts) != compact:
+        raise ValueError(f"{text!r} is no duration: write a number with a unit, such as 250ms, 90s, 20m or 2h")
+    return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+def format_duration(seconds: float) -> str:
+    """A duration for people: "45 s", "3 min 05 s", "2 h 10 min"."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min"
+
+
+def _duration_before(value: Any) -> Any:
+    return parse_duration_s(value) if isinstance(value, str) else _refuse_bare_number(value)
+
+
+def _refuse_bare_number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ValueError("write a duration with a unit, such as 250ms, 90s, 20m or 2h")
+    if value != 0:
+        raise ValueError(f"{value} has no unit: write {value}s, {value}ms or {value}m")
+    return 0.0
+
+
+def _duration_out(seconds: float) -> str:
+    return f"{seconds:g}s" if seconds >= 1 or seconds == 0 else f"{seconds * 1000:g}ms"
+
+
+Duration = Annotated[float, BeforeValidator(_duration_before), PlainSerializer(_duration_out, return_type=str)]
+"""Seconds; read from and written as text with a unit."""
+
+
+def _range_before(value: Any) -> Any:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value, value)
+    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int) for v in value):
+        low, high = value
+        if low > high:
+            raise ValueError(f"a range goes from low to high: [{high}, {low}]")
+        if low < 0:
+            raise ValueError("token counts are not negative")
+        return (low, high)
+    raise ValueError("write a number of tokens, or a pair [low, high] for a uniform range")
+
+
+def _range_out(value: tuple[int, int]) -> int | list[int]:
+    return value[0] if value[0] == value[1] else list(value)
+
+
+TokenRange = Annotated[tuple[int, int], BeforeValidator(_range_before), PlainSerializer(_range_out)]
+"""An inclusive uniform range of token counts; a single number is a range of one."""

@@ -1,0 +1,139 @@
+"""What is asked of the server: prompts, lengths and arrivals."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from tuner.domain.base import Document
+from tuner.domain.units import Duration, TokenRange
+
+
+class _Arrivals(Document):
+    """Closed loop (`concurrency`) or open loop (`rate` a second, Poisson when `burstiness` is 1)."""
+
+    concurrency: PositiveInt | None = None
+    rate: PositiveFloat | None = None
+    burstiness: PositiveFloat = 1.0
+
+    @property
+    def open_loop(self) -> bool:
+        """True when requests are sent by the clock, whatever the server answers."""
+        return self.rate is not None
+
+
+class _Workload(_Arrivals):
+    requests: PositiveInt
+    """Measured requests a round; the cold burst comes on top."""
+    api: Literal["completions", "chat"] = "completions"
+    request_timeout: Duration = 300.0
+
+    @model_validator(mode="after")
+    def _one_arrival(self) -> _Workload:
+        if (self.concurrency is None) == (self.rate is None):
+            raise ValueError("say either concurrency (closed loop) or rate (open loop), not both")
+        return self
+
+    @property
+    def peak_concurrency(self) -> int:
+        """Requests the warm-up and the OOM probe keep in flight; for an open loop, a second of arrivals."""
+        return self.concurrency if self.concurrency is not None else max(1, round(self.rate or 1))
+
+
+class SharedPrefixWorkload(_Workload):
+    """Requests that share a long system prompt, or one of several."""
+
+    kind: Literal["shared-prefix"] = "shared-prefix"
+    system_prompt_tokens: TokenRange
+    system_prompts: PositiveInt = 1
+    """How many different system prompts a round uses, visited at random."""
+    user_prompt_tokens: TokenRange
+    output_tokens: TokenRange
+
+
+class WorkloadClass(_Arrivals):
+    """One kind of request in a mixed load.
+
+    Without an arrival of its own a class takes a share (`weight`) of the workload's arrivals. With
+    `concurrency`, `rate` or `visit_every` it runs beside them on its own.
+    """
+
+    name: str
+    weight: PositiveFloat = 1.0
+    system_prompt_tokens: TokenRange = (0, 0)
+    tenants: PositiveInt = 1
+    """Different system prompts of this class, visited in turn."""
+    visit_every: Duration | None = None
+    """Time from one request of this class to the next; tenants take turns."""
+    user_prompt_tokens: TokenRange
+    output_tokens: TokenRange
+
+    @property
+    def own_arrivals(self) -> bool:
+        """True when this class is sent beside the workload's arrivals, not out of them."""
+        return self.concurrency is not None or self.rate is not None or self.visit_every is not None
+
+
+class MixedWorkload(_Workload):
+    """Weighted classes, such as long documents beside short chats and tenants that go cold."""
+
+    kind: Literal["mixed"] = "mixed"
+    classes: Annotated[list[WorkloadClass], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _some_class_shares(self) -> MixedWorkload:
+        if all(c.own_arrivals for c in self.classes):
+            raise ValueError("at least one class has to take the workload's own arrivals")
+        return self
+
+
+class TraceWorkload(_Workload):
+    """A trace in the Mooncake format: timestamp (ms), input_length, output_length, hash_ids.
+
+    Equal hash ids become equal blocks of `block_tokens` tokens. The trace's own times are used when
+    neither `concurrency` nor `rate` is given; `speed` 2 plays it twice as fast.
+    """
+
+    kind: Literal["trace"] = "trace"
+    path: str
+    block_tokens: PositiveInt = 512
+    speed: PositiveFloat = 1.0
+    max_input_tokens: NonNegativeInt = 0
+    """Longer prompts are cut to this; 0: never."""
+
+    @model_validator(mode="after")
+    def _one_arrival(self) -> TraceWorkload:
+        if self.concurrency is not None and self.rate is not None:
+            raise ValueError("say concurrency or rate, or neither for the trace's own times")
+        return self
+
+    @property
+    def open_loop(self) -> bool:
+        return self.concurrency is None
+
+    @property
+    def peak_concurrency(self) -> int:
+        return self.concurrency or 8
+
+
+class PromptsWorkload(_Workload):
+    """OpenAI chat or completion bodies from a file of JSON lines."""
+
+    kind: Literal["prompts"] = "prompts"
+    path: str
+    output_tokens: TokenRange | None = None
+    """Overrides `max_tokens` of the bodies when given."""
+
+
+Workload = Annotated[
+    SharedPrefixWorkload | MixedWorkload | TraceWorkload | PromptsWorkload, Field(discriminator="kind")
+]
+
+
+def workload_sha256(workload: Document) -> str:
+    """Hex digest of the workload's canonical JSON: equal digests, equal loads."""
+    text = json.dumps(workload.model_dump(mode="json"), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()

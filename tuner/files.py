@@ -1,0 +1,87 @@
+"""The one door to our files: documents are written whole, logs only grow, strangers are refused."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from tuner.errors import FileFormatError
+
+
+def dump_json(value: Any) -> bytes:
+    """Pretty JSON with a final newline; TypeError for what JSON cannot carry."""
+    return orjson.dumps(value, option=orjson.OPT_INDENT_2 | orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_APPEND_NEWLINE)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` so that a reader sees the old file or the new one, also after a kill or a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_json(path: Path, value: Any) -> None:
+    """`write_whole` of a JSON document."""
+    write_whole(path, dump_json(value))
+
+
+def read_json(path: Path, *, schema: str | None = None) -> dict[str, Any]:
+    """A JSON object; with `schema`, one of exactly that schema. FileFormatError says what is wrong."""
+    try:
+        value = orjson.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise FileFormatError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise FileFormatError(f"{path} is a directory, a file was expected") from None
+    except OSError as error:
+        raise FileFormatError(f"{path} cannot be read: {error.strerror}") from None
+    except orjson.JSONDecodeError as error:
+        raise FileFormatError(f"{path} is no JSON: {error}", "It may be cut off or edited; restore it.") from None
+    if not isinstance(value, dict):
+        raise FileFormatError(f"{path} holds no JSON object")
+    if schema is not None and value.get("schema") != schema:
+        found = value.get("schema")
+        family = schema.rpartition("/")[0]
+        if isinstance(found, str) and found.rpartition("/")[0] == family:
+            raise FileFormatError(
+                f"{path} has schema {found!r}, this chunktune reads {schema!r}",
+                "Use the chunktune version that wrote it, or make the file again.",
+            )
+        raise FileFormatError(f"{path} is not a {family} file (its schema is {found!r})")
+    return value
+
+
+def append_json_line(path: Path, value: Any) -> None:
+    """Append one line of JSON in a single write; the file only grows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def read_json_lines(path: Path) -> Iterable[dict[str, Any]]:
+    """The objects of a JSON-lines file; a last line that was cut off by a kill is left out."""
+    lines = path.read_bytes().split(b"\n")
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            if number >= len(lines) - 1:
+                return
+            raise FileFormatError(f"{path}, line {number}: no JSON") from None
+        yield value
