@@ -16,7 +16,6 @@ from tuner.cli.boundary import with_exit_code
 from tuner.cli.compare import compare
 from tuner.cli.doctor import doctor
 from tuner.cli.freeze import freeze
-from tuner.cli.plan import plan
 from tuner.cli.regress import regress
 from tuner.cli.report import report
 from tuner.cli.serve import serve
@@ -46,7 +45,7 @@ def _root(
     """Finds the chunked-prefill and prefix-reuse settings of `vllm serve` with the lowest, steadiest TTFT."""
 
 
-for command in (sweep, freeze, regress, bench, compare, report, doctor, plan):
+for command in (sweep, freeze, regress, bench, compare, report, doctor):
     app.command()(with_exit_code(command))
 app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(with_exit_code(serve))
 

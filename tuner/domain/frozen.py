@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -13,7 +13,7 @@ from tuner.domain.outcome import Fingerprint
 from tuner.domain.profile import ConstraintText, Hardware, Objective
 from tuner.domain.workload import Workload
 
-FROZEN_SCHEMA = "chunktune.frozen/1"
+FROZEN_SCHEMA: Final = "chunktune.frozen/1"
 
 
 class Baseline(Document):
@@ -41,7 +41,7 @@ class StudyRef(Document):
 class Frozen(Document):
     """`frozen.json`. `engine_args` are effective values under vLLM's names, without host, port or served name."""
 
-    schema_: Literal["chunktune.frozen/1"] = Field(default=FROZEN_SCHEMA, alias="schema")  # type: ignore[assignment]
+    schema_: Literal["chunktune.frozen/1"] = Field(default=FROZEN_SCHEMA, alias="schema")
     created_at: str
     chunktune_version: str
     simulated: bool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BeforeValidator, Field
 
@@ -10,9 +10,9 @@ from tuner.domain.base import Document
 from tuner.domain.candidate import ReuseBudget, Scalar
 from tuner.domain.measurement import Ci95, Interval, Latency, Measurement
 
-TRIAL_SCHEMA = "chunktune.trial/1"
-STUDY_SCHEMA = "chunktune.study/1"
-SUMMARY_SCHEMA = "chunktune.summary/1"
+TRIAL_SCHEMA: Final = "chunktune.trial/1"
+STUDY_SCHEMA: Final = "chunktune.study/1"
+SUMMARY_SCHEMA: Final = "chunktune.summary/1"
 
 Role = Literal["baseline", "reference", "candidate", "final"]
 State = Literal["completed", "infeasible", "engine_failed", "load_failed", "interrupted", "pruned"]
@@ -45,7 +45,7 @@ class TrialTime(Document):
 class Trial(Document):
     """`trial.json`."""
 
-    schema_: Literal["chunktune.trial/1"] = Field(default=TRIAL_SCHEMA, alias="schema")  # type: ignore[assignment]
+    schema_: Literal["chunktune.trial/1"] = Field(default=TRIAL_SCHEMA, alias="schema")
     number: int
     role: Role
     label: str = ""
@@ -91,7 +91,7 @@ class Fingerprint(Document):
 class StudyFile(Document):
     """`study.json`."""
 
-    schema_: Literal["chunktune.study/1"] = Field(default=STUDY_SCHEMA, alias="schema")  # type: ignore[assignment]
+    schema_: Literal["chunktune.study/1"] = Field(default=STUDY_SCHEMA, alias="schema")
     study: str
     profile: dict[str, Any]
     """The profile as resolved, with overrides applied."""
@@ -159,7 +159,7 @@ class TableRow(Document):
 class Summary(Document):
     """`summary.json`."""
 
-    schema_: Literal["chunktune.summary/1"] = Field(default=SUMMARY_SCHEMA, alias="schema")  # type: ignore[assignment]
+    schema_: Literal["chunktune.summary/1"] = Field(default=SUMMARY_SCHEMA, alias="schema")
     study: str
     simulated: bool
     baseline: int | None

@@ -223,11 +223,11 @@ class Profile(Document):
     def _memory_limit_can_hold(self) -> Profile:
         target = self.engine.args.get("gpu_memory_utilization", 0.9)
         for constraint in self.constraints:
-            if constraint.metric == "memory.peak_fraction" and constraint.op in ("<", "<="):
-                if isinstance(target, int | float) and constraint.limit < target:
-                    raise ValueError(
-                        f"constraints: '{constraint}' can never hold: vLLM preallocates its KV pool up to "
-                        f"gpu_memory_utilization ({target:g}), whatever the chunk size; lower that option, or "
-                        "limit kv_cache_usage_peak instead"
-                    )
+            below = constraint.metric == "memory.peak_fraction" and constraint.op in ("<", "<=")
+            if below and isinstance(target, int | float) and constraint.limit < target:
+                raise ValueError(
+                    f"constraints: '{constraint}' can never hold: vLLM preallocates its KV pool up to "
+                    f"gpu_memory_utilization ({target:g}), whatever the chunk size; lower that option, or "
+                    "limit kv_cache_usage_peak instead"
+                )
         return self
