@@ -190,7 +190,8 @@ class Objective(Document):
 
     @property
     def directions(self) -> list[Literal["minimize", "maximize"]]:
-        return [*("minimize" for _ in self.minimize), *("maximize" for _ in self.maximize)]
+        down: list[Literal["minimize", "maximize"]] = ["minimize"] * len(self.minimize)
+        return down + ["maximize"] * len(self.maximize)
 
 
 class Budget(Document):

@@ -1,0 +1,5 @@
+"""Profiles: YAML files read into the domain's Profile, with errors that name the line and the mend."""
+
+from tuner.profile.load import load_profile, parse_profile
+
+__all__ = ["load_profile", "parse_profile"]

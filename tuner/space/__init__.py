@@ -1,0 +1,1 @@
+"""Knobs, the rules between them, and the candidates they span."""
