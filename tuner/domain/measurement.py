@@ -38,6 +38,8 @@ class Memory(Document):
     """Peak by device."""
     peak_fraction: float | None = None
     """Largest peak as a share of its device's capacity."""
+    engine_peak_bytes: dict[str, int] | None = None
+    """Peak of the engine's own processes by device, where the driver tells them apart."""
     breakdown: Breakdown = Breakdown()
 
 
@@ -88,6 +90,8 @@ class Measurement(Document):
     """What the scheduler plug-in counted."""
     unmeasured: dict[str, str] = Field(default_factory=dict)
     """Metric name to the reason it is null."""
+    derived: dict[str, str] = Field(default_factory=dict)
+    """Metric name to how its value was come by, where it was not counted directly."""
     warnings: list[str] = Field(default_factory=list)
     void: str | None = None
     """Why the round does not count; null when it does."""
@@ -96,7 +100,7 @@ class Measurement(Document):
 LATENCIES = ("ttft_ms", "cold_ttft_ms", "ttft_cached_ms", "ttft_uncached_ms", "itl_ms", "tpot_ms", "e2e_ms")
 _LATENCY_FIELDS = (*LATENCIES, "answer_ttft_ms")
 _STATISTICS = ("p50", "p90", "p99", "mean", "n")
-_NOT_METRICS = {"memory", "gpu_utilization", "client", "groups", "plugin", "unmeasured", "warnings", "void"}
+_NOT_METRICS = {"memory", "gpu_utilization", "client", "groups", "plugin", "unmeasured", "derived", "warnings", "void"}
 
 
 def metric_names() -> list[str]:

@@ -108,6 +108,8 @@ class MemorySample:
     used_bytes: int
     utilization: float | None = None
     """0 to 1."""
+    engine_bytes: int | None = None
+    """What the engine's own processes use, where the source tells them apart."""
 
 
 @dataclass(slots=True)
