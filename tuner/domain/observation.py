@@ -97,6 +97,9 @@ class RoundObservation:
     """When the last measured request ended."""
     void: str = ""
     """Why the round does not count ('' when it does)."""
+    void_code: str = ""
+    """The stable code of that: `warm_cache`, `too_many_failures`, `client_limited`, `engine_died`,
+    `engine_stalled`, or the code that most failed requests share (`auth`, `http_error`)."""
 
 
 @dataclass(slots=True)

@@ -1,0 +1,263 @@
+"""A server under load: launched by us or running already, measured round by round."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from tuner.clock import SYSTEM_CLOCK, Clock
+from tuner.domain.candidate import ReuseBudget, Scalar
+from tuner.domain.measurement import Measurement
+from tuner.domain.observation import MemoryBreakdown, MemoryTimeline, RoundObservation
+from tuner.domain.profile import Constraint, Profile
+from tuner.domain.workload import Workload
+from tuner.engine.launch import EffectiveConfig, LaunchSpec, RunningEngine, launched
+from tuner.errors import EngineError
+from tuner.load.client import Target, drive
+from tuner.load.planner import Planner
+from tuner.load.probe import ServerFacts, probe
+from tuner.measure.rounds import measure_round
+from tuner.telemetry.metrics import metrics_span
+from tuner.telemetry.sampler import Sampler
+from tuner.telemetry.sources import MemorySource, memory_source, remote_memory_source
+from tuner.trial.launcher import EngineChoice
+
+STALL_TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """One engine to launch and the load for it."""
+
+    choice: EngineChoice
+    model: str
+    args: dict[str, Scalar]
+    reuse_budget: ReuseBudget | None
+    env: dict[str, str]
+    startup_timeout_s: float
+    workload: Workload
+    constraints: tuple[Constraint, ...]
+    seed: int
+    log_path: Path
+    record_dir: Path
+    block_size: int | None = None
+    """As far as known before the start; the engine's own word wins."""
+
+    @classmethod
+    def of_profile(
+        cls,
+        profile: Profile,
+        choice: EngineChoice,
+        *,
+        args: dict[str, Scalar],
+        reuse_budget: ReuseBudget | None,
+        seed: int,
+        log_path: Path,
+        record_dir: Path,
+    ) -> SessionConfig:
+        return cls(
+            choice=choice,
+            model=profile.model,
+            args=args,
+            reuse_budget=reuse_budget,
+            env=profile.engine.env,
+            startup_timeout_s=profile.engine.startup_timeout,
+            workload=profile.workload,
+            constraints=tuple(profile.constraints),
+            seed=seed,
+            log_path=log_path,
+            record_dir=record_dir,
+        )
+
+    def launch_spec(self) -> LaunchSpec:
+        """What the engine room starts. A server that tells cached tokens lets every round prove its cold start."""
+        return LaunchSpec(
+            launcher=self.choice.launcher,
+            kind=self.choice.kind,
+            model=self.model,
+            args={"enable_prompt_tokens_details": True, **self.args},
+            env={**self.choice.env, **self.env},
+            log_path=self.log_path,
+            startup_timeout_s=self.startup_timeout_s,
+            record_dir=self.record_dir,
+            reuse_budget=self.reuse_budget,
+        )
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """One round: the numbers, and what they were made of."""
+
+    measurement: Measurement
+    observation: RoundObservation
+    timeline: MemoryTimeline
+
+
+class Session(Protocol):
+    """A server that can be measured, one round after another."""
+
+    facts: ServerFacts
+    effective: EffectiveConfig | None
+    command: list[str]
+
+    async def round(self, key: str) -> RoundResult:
+        """Drive one round on content that `key` makes new. EngineError when the engine died of it."""
+        ...
+
+
+@dataclass
+class LiveSession:
+    """The session over a real connection; `load_s` adds up the time spent under load."""
+
+    target: Target
+    facts: ServerFacts
+    planner: Planner
+    sampler: Sampler
+    constraints: tuple[Constraint, ...]
+    clock: Clock
+    engine: RunningEngine | None = None
+    block_size: int | None = None
+    on_progress: Callable[[int, int], None] | None = None
+    load_s: float = 0.0
+    effective: EffectiveConfig | None = field(init=False)
+    command: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.effective = self.engine.effective if self.engine else None
+        self.command = self.engine.command if self.engine else []
+
+    async def warm_up(self) -> None:
+        """The discarded wave at full concurrency and longest prompt; it is the OOM probe too."""
+        began_s = self.clock.monotonic_s()
+        plan = self.planner.warm_up("warm-up")
+        await drive(
+            self.target, plan, self.clock, stall_timeout_s=STALL_TIMEOUT_S, died=self._died, on_progress=self.on_progress
+        )
+        self.load_s += self.clock.monotonic_s() - began_s
+        await self._raise_if_dead()
+
+    async def round(self, key: str) -> RoundResult:
+        began_s = self.clock.monotonic_s()
+        plan = self.planner.plan(key)
+        async with metrics_span(self.target.base_url, self.clock) as span:
+            observation = await drive(
+                self.target,
+                plan,
+                self.clock,
+                stall_timeout_s=STALL_TIMEOUT_S,
+                died=self._died,
+                on_progress=self.on_progress,
+            )
+        ended_s = self.clock.monotonic_s()
+        self.load_s += ended_s - began_s
+        await self._raise_if_dead()
+        timeline = self.sampler.timeline(began_s, ended_s)
+        breakdown = self.effective.breakdown if self.effective else MemoryBreakdown()
+        measurement = measure_round(
+            observation, span.delta, timeline, breakdown, list(self.constraints), block_size=self.block_size
+        )
+        return RoundResult(measurement, observation, timeline)
+
+    def _died(self) -> bool:
+        return self.engine is not None and self.engine.exited() is not None
+
+    async def _raise_if_dead(self) -> None:
+        if self.engine is None:
+            return
+        diagnosis = self.engine.exited()
+        if diagnosis is not None:
+            raise EngineError(diagnosis)
+
+
+@asynccontextmanager
+async def engine_session(
+    config: SessionConfig,
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    on_stage: Callable[[str], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> AsyncIterator[LiveSession]:
+    """Launch the engine, probe it, warm it up; stop it in order whatever happens.
+
+    EngineError and LoadError say why there is no session.
+    """
+    say = on_stage or (lambda _: None)
+    say("starting the engine")
+    async with launched(config.launch_spec(), clock) as engine:
+        target = Target(
+            base_url=engine.base_url,
+            model=engine.model_id,
+            api=config.workload.api,
+            request_timeout_s=config.workload.request_timeout,
+        )
+        source = memory_source(config.choice.kind, engine.base_url, engine.process_ids)
+        block_size = engine.effective.block_size or config.block_size
+        async with _open(
+            target, config.workload, config.constraints, config.seed, source, clock, engine, block_size, on_progress
+        ) as session:
+            say("warming up")
+            await session.warm_up()
+            yield session
+
+
+@asynccontextmanager
+async def remote_session(
+    target: Target,
+    workload: Workload,
+    *,
+    constraints: tuple[Constraint, ...] = (),
+    seed: int = 0,
+    clock: Clock = SYSTEM_CLOCK,
+    block_size: int | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> AsyncIterator[LiveSession]:
+    """A server that runs already: probed and warmed up, never stopped. LoadError says why it cannot be used."""
+    source = remote_memory_source(is_loopback=is_loopback(target.base_url))
+    async with _open(
+        target, workload, constraints, seed, source, clock, None, block_size, on_progress
+    ) as session:
+        await session.warm_up()
+        yield session
+
+
+def is_loopback(base_url: str) -> bool:
+    """Whether a server's address is this machine, so that this machine's NVML speaks of it."""
+    host = urlsplit(base_url).hostname or ""
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+@asynccontextmanager
+async def _open(
+    target: Target,
+    workload: Workload,
+    constraints: tuple[Constraint, ...],
+    seed: int,
+    source: MemorySource,
+    clock: Clock,
+    engine: RunningEngine | None,
+    block_size: int | None,
+    on_progress: Callable[[int, int], None] | None,
+) -> AsyncIterator[LiveSession]:
+    facts = await probe(target)
+    planner = await Planner.open(target, workload, facts, seed=seed, base_dir=Path())
+    sampler = Sampler(source, clock=clock)
+    await asyncio.to_thread(sampler.start)
+    try:
+        yield LiveSession(
+            target=target,
+            facts=facts,
+            planner=planner,
+            sampler=sampler,
+            constraints=constraints,
+            clock=clock,
+            engine=engine,
+            block_size=block_size,
+            on_progress=on_progress,
+        )
+    finally:
+        await asyncio.to_thread(sampler.stop)
