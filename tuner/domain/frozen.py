@@ -28,6 +28,13 @@ class Baseline(Document):
     ci95: Ci95 = Field(default_factory=dict)
 
 
+class Control(Document):
+    """The stock configuration, as measured beside the frozen one: it tells what the machine itself changed."""
+
+    engine_args: dict[str, Scalar]
+    baseline: Baseline
+
+
 class StudyRef(Document):
     """Where it came from."""
 
@@ -57,6 +64,8 @@ class Frozen(Document):
     workload: Workload
     workload_sha256: str
     baseline: Baseline
+    control: Control | None = None
+    """Null when the frozen configuration is the stock one, or stock was not measured."""
     objective: Objective
     constraints: list[ConstraintText] = Field(default_factory=list)
     regress_metrics: list[str] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
