@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from tests.fakes import studies
+from tuner.report.console import closing_table
+from tuner.report.data import ReportData
+
+
+def shown(data: ReportData, width: int, *, color: bool = False) -> str:
+    out = io.StringIO()
+    console = Console(file=out, width=width, force_terminal=color, color_system="truecolor" if color else None)
+    console.print(closing_table(data.summary, data.study, data.trials))
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("kind", studies.ALL)
+@pytest.mark.parametrize("width", [60, 80, 118, 160])
+def test_every_study_fits_every_width(kind: str, width: int) -> None:
+    if kind == "thousand" and width != 80:
+        pytest.skip("one width is enough for a thousand rows")
+    text = shown(studies.ALL[kind](), width)
+    assert max(len(line) for line in text.splitlines()) <= width
+
+
+def test_narrow_keeps_every_figure_whole() -> None:
+    text = shown(studies.normal(), 60)
+    row = next(line for line in text.splitlines() if line.startswith("*"))
+    assert row.split()[1] == "8192"
+    assert "95.8" in row
+    assert row.split()[-1] == "71.1"
+    assert "…" not in text
+
+
+def test_wide_marks_winner_baseline_and_broken_limits() -> None:
+    lines = shown(studies.normal(), 140).splitlines()
+    assert any("winner" in line and "8192" in line for line in lines)
+    assert any("ttft_ms.p99 <= 280" in line and " 64 " in line for line in lines)
+    assert any("reference" in line and "no_chunking" in line for line in lines)
+
+
+def test_the_answer_is_one_sentence_with_its_interval() -> None:
+    text = " ".join(shown(studies.normal(), 200).split())
+    assert "Take chunk 8192: TTFT P90 of " in text
+    assert "lower than the stock configuration's" in text
+    assert "95 % interval −" in text
+
+
+def test_simulated_is_said_and_only_then() -> None:
+    assert shown(studies.simulated(), 100).count("SIMULATED") >= 2
+    assert "SIMULATED" not in shown(studies.normal(), 100)
+
+
+def test_failures_are_grouped_by_cause_with_the_mend() -> None:
+    text = " ".join(shown(studies.failures_only(), 200).split())
+    assert "3 x gated_model (trials 0, 1, 2)" in text
+    assert "Set HF_TOKEN." in text
+    assert "No answer: none of 4 trials could be measured" in text
+
+
+def test_missing_numbers_are_dashes() -> None:
+    text = shown(studies.null_metrics(), 140)
+    assert "–" in text
+    assert "nan" not in text.lower()
+    assert "None" not in text
+
+
+def test_no_color_means_no_colour_codes(monkeypatch: pytest.MonkeyPatch) -> None:
+    colour = re.compile(r"\x1b\[(?:[0-9]+;)*(?:3[0-8]|9[0-7])[;m]")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm-256color")
+    assert colour.search(shown(studies.normal(), 100, color=True))
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not colour.search(shown(studies.normal(), 100, color=True))
+    assert "\x1b" not in shown(studies.normal(), 100)
+
+
+def test_markup_in_names_is_text() -> None:
+    data = studies.normal(model="m")
+    trials = [t.model_copy(update={"label": "[bold red]x[/]"}) if t.number == 14 else t for t in data.trials]
+    summary = studies.summary_of(data.study, trials, 14)
+    assert "[bold red]x[/]" in shown(ReportData(data.study, summary, trials), 100)

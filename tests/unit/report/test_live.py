@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from tests.fakes import studies
+from tuner.clock import FakeClock
+from tuner.report.live import SweepView
+from tuner.report.pace import share_done, step_left_s, time_left_s
+
+
+def plain_view(clock: FakeClock, *, quiet: bool = False) -> tuple[SweepView, io.StringIO]:
+    out = io.StringIO()
+    return SweepView(Console(file=out, width=200), quiet=quiet, clock=clock), out
+
+
+def run_two_trials(view: SweepView, clock: FakeClock) -> None:
+    view.study_started(4)
+    for number in range(2):
+        view.trial_started(number, "stock")
+        view.stage("starting the engine")
+        clock.advance(48)
+        view.stage("round 1 of 3")
+        for done in (100, 232):
+            clock.advance(10)
+            view.round_progress(done, 232)
+        view.trial_finished(studies.trial(number, {}, 142.0, role="baseline", label="stock"))
+
+
+def test_without_a_terminal_every_event_is_one_line() -> None:
+    clock = FakeClock()
+    view, out = plain_view(clock)
+    run_two_trials(view, clock)
+    view.message("two trials done")
+    view.close()
+    view.close()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "study: 4 trials"
+    assert lines[1] == "[1/4] trial 0, stock: started"
+    assert "  starting the engine" in lines
+    assert "  232 requests in 20 s" in lines
+    assert any(
+        line.startswith("[2/4] trial 1, stock: TTFT P90 1") and line.endswith("3 min 00 s left") for line in lines
+    )
+    assert lines[-1] == "two trials done"
+    assert "\x1b" not in out.getvalue()
+
+
+def test_quiet_keeps_results_and_messages() -> None:
+    clock = FakeClock()
+    view, out = plain_view(clock, quiet=True)
+    run_two_trials(view, clock)
+    view.message("note")
+    assert len(out.getvalue().splitlines()) == 3
+
+
+def test_a_failed_trial_says_why() -> None:
+    clock = FakeClock()
+    view, out = plain_view(clock)
+    view.study_started(1)
+    view.trial_started(0, "chunk 16")
+    view.trial_finished(studies.failed(0, 16, "invalid_combination", "16 is below 128"))
+    assert "engine failed: invalid_combination: 16 is below 128" in out.getvalue()
+
+
+def test_a_terminal_shows_bar_forecast_and_best() -> None:
+    clock = FakeClock()
+    out = io.StringIO()
+    view = SweepView(Console(file=out, width=100, force_terminal=True, color_system=None), clock=clock)
+    with view:
+        run_two_trials(view, clock)
+        view.trial_started(2, "chunk 512")
+        view.stage("starting the engine")
+        clock.advance(24)
+        screen = io.StringIO()
+        Console(file=screen, width=100).print(view._screen())
+    text = screen.getvalue()
+    assert "2 of 4 trials" in text
+    assert "about 2 min 36 s left" in text
+    assert "trial 2, chunk 512: starting the engine" in text
+    assert "24 s, about 24 s left" in text
+    assert text.count("best so far") == 1
+
+
+def test_forecast_needs_a_finished_trial_and_ignores_an_outlier() -> None:
+    assert time_left_s([], 3, 5) is None
+    assert time_left_s([90, 90, 900], 2, 30) == 150
+    assert time_left_s([90], 2, 500) == 90
+    assert time_left_s([90], 0, 0) == 0
+
+
+def test_step_forecasts() -> None:
+    assert step_left_s(10, 0, 100) is None
+    assert step_left_s(10, 25, 100) == 30
+    assert step_left_s(10, 120, 100) == 0
+    assert share_done(10, []) is None
+    assert share_done(10, [20]) == 0.5
+    assert share_done(100, [20]) == 0.99

@@ -1,0 +1,195 @@
+"""The answer of a study in words: pure, and the same for the terminal and for the page."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import ValidationError
+
+from tuner.domain.candidate import CHUNK_KNOB
+from tuner.domain.measurement import metric
+from tuner.domain.outcome import Improvement, StudyFile, Summary, TableRow, Trial
+from tuner.domain.profile import Objective
+from tuner.report.numbers import is_better, metric_title, metric_value, signed_percent
+
+FAILED_STATES = ("engine_failed", "load_failed")
+STATE_WORDS = {
+    "completed": "completed",
+    "infeasible": "outside the constraints",
+    "engine_failed": "engine failed",
+    "load_failed": "load failed",
+    "interrupted": "interrupted",
+    "pruned": "stopped early",
+}
+Kind = Literal["winner", "stock_best", "no_feasible", "nothing_measured", "unfinished"]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What to tell a colleague."""
+
+    kind: Kind
+    sentence: str
+    """With the interval, ready to be quoted."""
+    metric: str
+    """Path of the objective that it is about."""
+    winner: Trial | None = None
+    baseline: Trial | None = None
+    improvement: Improvement | None = None
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Trials that failed alike."""
+
+    cause: str
+    state: str
+    message: str
+    mend: str
+    trials: tuple[int, ...]
+
+
+def objective_of(study: StudyFile) -> Objective:
+    """The profile's objective; TTFT P90 when the profile cannot be understood (another version's)."""
+    try:
+        return Objective.model_validate(study.profile.get("objective") or {"minimize": "ttft_ms.p90"})
+    except ValidationError:
+        return Objective(minimize=["ttft_ms.p90"])
+
+
+def trial_label(trial: Trial) -> str:
+    """What people call it; made from its knobs when it has no label."""
+    if trial.label:
+        return trial.label
+    if trial.role == "baseline":
+        return "stock"
+    knobs = dict(trial.knobs)
+    chunk = knobs.pop(CHUNK_KNOB, None)
+    parts = [f"chunk {chunk}"] if chunk is not None else []
+    parts += [f"{name}={value}" for name, value in sorted(knobs.items())]
+    return ", ".join(parts) or f"trial {trial.number}"
+
+
+def by_number(trials: Sequence[Trial], number: int | None) -> Trial | None:
+    """The trial of that number; None when there is none."""
+    return next((t for t in trials if t.number == number), None)
+
+
+def answer(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Answer:
+    """The study's answer in one sentence, whatever the study came to."""
+    path = objective_of(study).metrics[0]
+    winner, baseline = by_number(trials, summary.best), by_number(trials, summary.baseline)
+    if winner is None:
+        return _no_winner(path, summary, trials, baseline)
+    value = None if winner.median is None else metric(winner.median, path)
+    improvement = summary.improvement.get(path)
+    name = trial_label(winner)
+    what = f"{metric_title(path)} of {metric_value(path, value)}"
+    if winner.number == summary.baseline or winner.role == "baseline":
+        return Answer(
+            "stock_best",
+            f"Keep the stock configuration: no candidate beats its {what}.",
+            path,
+            winner,
+            baseline,
+            improvement,
+        )
+    if improvement is None:
+        return Answer(
+            "winner", f"Take {name}: {what}; there is no baseline to compare it with.", path, winner, baseline
+        )
+    return Answer("winner", f"Take {name}: {what}, {compared(path, improvement)}.", path, winner, baseline, improvement)
+
+
+def compared(path: str, improvement: Improvement) -> str:
+    """The comparison with the baseline as a clause, with its interval and honest about noise."""
+    base = metric_value(path, improvement.baseline)
+    low, high = improvement.ci95 or (improvement.change, improvement.change)
+    interval = (
+        f"95 % interval {signed_percent(low)} to {signed_percent(high)}"
+        if improvement.ci95
+        else "no interval: too few rounds"
+    )
+    if improvement.ci95 and low <= 0 <= high:
+        return (
+            f"not distinguishable from the stock configuration's {base} "
+            f"(measured {signed_percent(improvement.change)}, {interval})"
+        )
+    direction = "lower" if improvement.change < 0 else "higher"
+    verdict = "" if is_better(path, improvement.change) else ", which is worse"
+    size = signed_percent(abs(improvement.change)).lstrip("+±")
+    return f"{size} {direction} than the stock configuration's {base}{verdict} ({interval})"
+
+
+def _no_winner(path: str, summary: Summary, trials: Sequence[Trial], baseline: Trial | None) -> Answer:
+    measured = [t for t in trials if t.median is not None and t.state in ("completed", "infeasible")]
+    if not trials:
+        return Answer("unfinished", "Nothing is measured yet: the study has no finished trial.", path)
+    if not measured:
+        causes = Counter(t.cause or t.state for t in trials)
+        worst, _ = causes.most_common(1)[0]
+        told = f"No answer: none of {_count(len(trials), 'trial')} could be measured, most often because of {worst}."
+        return Answer("nothing_measured", told, path, None, baseline)
+    searched = [t for t in measured if t.role in ("candidate", "final")]
+    if searched and all(t.state == "infeasible" for t in searched):
+        broken = Counter(v for t in searched for v in t.violations)
+        often = f"; most often broken: {broken.most_common(1)[0][0]}" if broken else ""
+        told = f"No answer: {_count(len(searched), 'candidate')} measured, none of them meets the constraints{often}."
+        return Answer("no_feasible", told, path, None, baseline)
+    return Answer(
+        "unfinished",
+        f"No winner yet: {_count(len(measured), 'trial')} measured, the study has not come to its finals.",
+        path,
+        None,
+        baseline,
+    )
+
+
+def failures(trials: Sequence[Trial]) -> list[Failure]:
+    """Failed and interrupted trials by cause, the most frequent first."""
+    groups: dict[tuple[str, str], list[Trial]] = {}
+    for trial in trials:
+        if trial.state in (*FAILED_STATES, "interrupted") or (trial.state == "infeasible" and trial.cause):
+            groups.setdefault((trial.cause or trial.state, trial.state), []).append(trial)
+    found = [
+        Failure(
+            cause=cause,
+            state=state,
+            message=next((t.message for t in group if t.message), "") or "",
+            mend=next((t.mend for t in group if t.mend), "") or "",
+            trials=tuple(t.number for t in group),
+        )
+        for (cause, state), group in groups.items()
+    ]
+    return sorted(found, key=lambda f: (-len(f.trials), f.cause))
+
+
+def unmeasured(trials: Sequence[Trial]) -> list[tuple[str, str, int]]:
+    """What was not measured: (metric, reason, number of trials it concerns), the most frequent first."""
+    counts: Counter[tuple[str, str]] = Counter()
+    for trial in trials:
+        found: dict[str, str] = dict(trial.median.unmeasured) if trial.median is not None else {}
+        if trial.median is not None and trial.median.memory.source == "unavailable":
+            found.setdefault("memory", trial.median.memory.reason or "no source of memory figures")
+        counts.update(found.items())
+        counts.update({("round", r.void): 1 for r in trial.rounds if r.void})
+    return [(name, reason, n) for (name, reason), n in counts.most_common()]
+
+
+def row_name(row: TableRow) -> str:
+    """The chunk size, or what the row is when it has none."""
+    if row.max_num_batched_tokens is None:
+        return row.label or "stock"
+    return str(row.max_num_batched_tokens)
+
+
+def sentence(text: str) -> str:
+    """The text with a full stop where it ends without one."""
+    return text if text.endswith((".", "!", "?", ":")) else f"{text}."
+
+
+def _count(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"

@@ -1,0 +1,143 @@
+"""The answer in the terminal: a table of chunk sizes that fits the width it is given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich import box
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+from tuner.domain.outcome import StudyFile, Summary, TableRow, Trial
+from tuner.domain.units import format_duration
+from tuner.report.answer import STATE_WORDS, answer, by_number, failures, row_name, sentence
+from tuner.report.numbers import DASH, gib, ms, percent, short
+
+WIDE = 118
+"""Columns of a terminal from which the whole table fits."""
+MOST_FAILURES = 5
+
+
+def closing_table(summary: Summary, study: StudyFile, trials: Sequence[Trial]) -> RenderableType:
+    """What a sweep says at its end: the answer, the table per chunk size, failures, advice, time.
+
+    It adapts to the console's width when printed: whole from 118 columns, short headings and the
+    essential columns below, legible down to 60. Text from models, logs or users is never markup.
+    """
+    return _Closing(summary, study, tuple(trials))
+
+
+@dataclass(frozen=True)
+class _Closing:
+    summary: Summary
+    study: StudyFile
+    trials: tuple[Trial, ...]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        wide = options.max_width >= WIDE
+        parts: list[RenderableType] = []
+        if self.summary.simulated:
+            parts.append(_simulated_banner())
+        if self.summary.table:
+            parts.append(_table(self.summary, self.trials, wide=wide))
+            parts.append(Text(_legend(self.summary, self.trials), style="dim"))
+        parts += [Text(), _answer_text(self.study, self.summary, self.trials)]
+        parts += _failure_lines(self.trials)
+        parts += [Text(f"Note: {line}") for line in self.summary.advice]
+        parts.append(Text(_time_line(self.summary), style="dim"))
+        yield Group(*parts)
+
+
+def _simulated_banner() -> Text:
+    return Text("SIMULATED: no engine and no GPU were measured; the numbers come from a model of them.", "bold yellow")
+
+
+def _table(summary: Summary, trials: Sequence[Trial], *, wide: bool) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if not wide else (0, 1), show_edge=False)
+    for heading in _headings(wide):
+        table.add_column(heading, justify="left" if heading in ("", "note") else "right", no_wrap=heading != "note")
+    for row in summary.table:
+        trial = by_number(trials, row.trial)
+        style = "bold green" if row.best else None
+        table.add_row(*_cells(row, trial, summary, wide=wide), style=style)
+    return table
+
+
+def _headings(wide: bool) -> list[str]:
+    if not wide:
+        return ["", "chunk", "P50", "P90", "P99", "hit %", "steps", "GiB"]
+    return ["", "chunk", "TTFT P50", "P90", "P99", "ITL P99", "hit rate", "chunks/req", "req/s", "memory", "note"]
+
+
+def _cells(row: TableRow, trial: Trial | None, summary: Summary, *, wide: bool) -> list[Text]:
+    mark = "*" if row.best else ("b" if _is_baseline(trial, summary) else "")
+    ttft = [ms(row.ttft_p50_ms), ms(row.ttft_p90_ms), ms(row.ttft_p99_ms)]
+    parts = short(row.prefill_chunks_per_request)
+    median = None if trial is None else trial.median
+    if not wide:
+        hits = percent(row.prefix_hit_rate).removesuffix(" %")
+        memory = DASH if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.1f}"
+        cells = [mark, row_name(row), *ttft, hits, parts, memory]
+    else:
+        itl = None if median is None or median.itl_ms is None else median.itl_ms.p99
+        throughput = None if median is None else median.request_throughput
+        note = _note(row, trial, summary)
+        rate, memory = percent(row.prefix_hit_rate), gib(row.memory_bytes)
+        cells = [mark, row_name(row), *ttft, ms(itl), rate, parts, short(throughput), memory, note]
+    return [Text(cell) for cell in cells]
+
+
+def _is_baseline(trial: Trial | None, summary: Summary) -> bool:
+    """The baseline's trial, or its final."""
+    return trial is not None and summary.baseline is not None and summary.baseline in (trial.number, trial.final_of)
+
+
+def _note(row: TableRow, trial: Trial | None, summary: Summary) -> str:
+    if row.best:
+        return "winner"
+    if _is_baseline(trial, summary):
+        return "baseline"
+    if trial is None:
+        return ""
+    if trial.state != "completed":
+        return trial.violations[0] if trial.violations else trial.cause or STATE_WORDS[trial.state]
+    return "reference" if trial.role == "reference" else ""
+
+
+def _legend(summary: Summary, trials: Sequence[Trial]) -> str:
+    sources = {row.memory_source for row in summary.table if row.memory_bytes is not None}
+    memory = f"memory: {', '.join(sorted(sources))}" if sources else "memory: not measured"
+    marks = "* winner  b baseline" if any(row.best for row in summary.table) else "b baseline"
+    return f"{marks}  times in ms, medians of the rounds  {memory}"
+
+
+def _answer_text(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Text:
+    said = answer(study, summary, trials)
+    text = f"{said.sentence}{' (SIMULATED)' if summary.simulated else ''}"
+    return Text(text, style="bold" if said.kind in ("winner", "stock_best") else "bold yellow")
+
+
+def _failure_lines(trials: Sequence[Trial]) -> list[Text]:
+    found = failures(trials)
+    lines = []
+    for failure in found[:MOST_FAILURES]:
+        numbers = ", ".join(str(n) for n in failure.trials[:8]) + (" ..." if len(failure.trials) > 8 else "")
+        told = " ".join(sentence(part) for part in (failure.message, failure.mend) if part)
+        noun = "trial" if len(failure.trials) == 1 else "trials"
+        head = f"{len(failure.trials)} x {failure.cause} ({noun} {numbers})"
+        lines.append(Text(f"{head}: {told}" if told else head, style="yellow"))
+    if len(found) > MOST_FAILURES:
+        lines.append(Text(f"and {len(found) - MOST_FAILURES} more causes: see summary.json", style="yellow"))
+    return lines
+
+
+def _time_line(summary: Summary) -> str:
+    time = summary.time
+    counted = ", ".join(f"{n} {STATE_WORDS.get(state, state)}" for state, n in summary.counts.items() if n)
+    spent = (
+        f"{format_duration(time.total_s)}: engine starts {format_duration(time.engine_start_s)}, "
+        f"load {format_duration(time.load_s)}, own {format_duration(time.overhead_s)}"
+    )
+    return f"{counted}. {spent}." if counted else f"{spent}."

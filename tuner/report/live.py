@@ -1,0 +1,234 @@
+"""What a sweep shows while it runs: a live table on a terminal, one line per event elsewhere."""
+
+from __future__ import annotations
+
+from collections import deque
+from types import TracebackType
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from tuner.clock import SYSTEM_CLOCK, Clock
+from tuner.domain.measurement import metric
+from tuner.domain.outcome import Trial
+from tuner.domain.units import format_duration
+from tuner.report.answer import STATE_WORDS, trial_label
+from tuner.report.numbers import metric_title, metric_value
+from tuner.report.pace import share_done, step_left_s, time_left_s
+
+ROWS_SHOWN = 12
+BAR_WIDTH = 28
+
+
+class SweepView:
+    """Progress of a sweep on stderr. Not a terminal, or `quiet`: plain text, one line per event.
+
+    `quiet` keeps only finished trials and messages. Call `close` on every path (or use `with`): it
+    gives the terminal back and may be called twice. Safe to call from one thread; the screen is
+    redrawn by another.
+    """
+
+    def __init__(
+        self,
+        console: Console | None = None,
+        *,
+        quiet: bool = False,
+        metric_path: str = "ttft_ms.p90",
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._quiet = quiet
+        self._metric = metric_path
+        self._clock = clock
+        self._total = 0
+        self._finished = 0
+        self._finished_s: list[float] = []
+        self._recent: deque[Trial] = deque(maxlen=ROWS_SHOWN)
+        self._best: Trial | None = None
+        self._current: str | None = None
+        self._trial_from_s = clock.monotonic_s()
+        self._stage: str | None = None
+        self._stage_from_s = clock.monotonic_s()
+        self._stage_history: dict[str, list[float]] = {}
+        self._round: tuple[int, int] | None = None
+        self._plain = quiet or not self._console.is_terminal
+        self._live: Live | None = None
+
+    def __enter__(self) -> SweepView:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- what the study calls ---
+
+    def study_started(self, total_trials: int, already_finished: int = 0) -> None:
+        """How many trials this run is going to make; `already_finished` came from an earlier run."""
+        self._total, self._finished = total_trials, already_finished
+        if self._plain:
+            resumed = f", {already_finished} finished earlier" if already_finished else ""
+            self._event(f"study: {total_trials} trials{resumed}", even_quiet=False)
+        else:
+            self._live = Live(
+                get_renderable=self._screen,
+                console=self._console,
+                refresh_per_second=4,
+                transient=True,
+                redirect_stdout=False,
+            )
+            self._live.start()
+
+    def trial_started(self, number: int, label: str) -> None:
+        self._current = f"trial {number}, {label}"
+        self._trial_from_s = self._clock.monotonic_s()
+        self._enter_stage(None)
+        self._event(f"[{self._finished + 1}/{max(self._total, self._finished + 1)}] {self._current}: started")
+
+    def stage(self, text: str) -> None:
+        """The step under way, such as "starting the engine"; equal texts are equal steps for the forecast."""
+        self._enter_stage(text)
+        self._event(f"  {text}")
+
+    def round_progress(self, done: int, total: int) -> None:
+        """Requests finished out of those that this round sends; cheap enough for every request."""
+        self._round = (done, total)
+        if done >= total > 0:
+            took = self._clock.monotonic_s() - self._stage_from_s
+            self._event(f"  {total} requests in {format_duration(took)}")
+
+    def trial_finished(self, trial: Trial) -> None:
+        self._enter_stage(None)
+        self._finished += 1
+        if trial.time.total_s > 0:
+            self._finished_s.append(trial.time.total_s)
+        self._recent.append(trial)
+        if self._beats(trial):
+            self._best = trial
+        self._current = None
+        left = self.time_left_s()
+        rest = f", {format_duration(left)} left" if left else ""
+        self._event(
+            f"[{self._finished}/{max(self._total, self._finished)}] trial {trial.number}, {trial_label(trial)}: "
+            f"{_result(trial, self._metric)}{rest}",
+            even_quiet=True,
+        )
+
+    def message(self, text: str) -> None:
+        """A sentence that stays on the screen."""
+        if self._plain or self._live is None:
+            self._write(text)
+        else:
+            self._live.console.print(Text(text))
+
+    def close(self) -> None:
+        live, self._live = self._live, None
+        if live is not None:
+            live.stop()
+
+    # --- how it looks ---
+
+    def time_left_s(self) -> float | None:
+        """The forecast: seconds to the end of the study, None before a trial has finished."""
+        spent = self._clock.monotonic_s() - self._trial_from_s if self._current else 0.0
+        return time_left_s(self._finished_s, self._total - self._finished, spent)
+
+    def _beats(self, trial: Trial) -> bool:
+        from tuner.domain.measurement import higher_is_better
+
+        value = _value(trial, self._metric)
+        if value is None or trial.state != "completed":
+            return False
+        best = None if self._best is None else _value(self._best, self._metric)
+        if best is None:
+            return True
+        return value > best if higher_is_better(self._metric) else value < best
+
+    def _enter_stage(self, text: str | None) -> None:
+        now = self._clock.monotonic_s()
+        if self._stage is not None:
+            self._stage_history.setdefault(self._stage, []).append(now - self._stage_from_s)
+        self._stage, self._stage_from_s, self._round = text, now, None
+
+    def _event(self, text: str, *, even_quiet: bool = False) -> None:
+        if self._plain and (even_quiet or not self._quiet):
+            self._write(text)
+
+    def _write(self, text: str) -> None:
+        self._console.print(Text(text), soft_wrap=True)
+
+    def _screen(self) -> RenderableType:
+        parts: list[RenderableType] = []
+        if self._recent:
+            parts.append(self._table())
+        parts.append(self._overall())
+        if self._current:
+            parts.append(self._step())
+        return Group(*parts)
+
+    def _table(self) -> Table:
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for heading in ("trial", "configuration", metric_title(self._metric), "result"):
+            table.add_column(heading, justify="right" if heading == "trial" else "left", overflow="ellipsis")
+        for trial in self._recent:
+            best = trial is self._best
+            value = metric_value(self._metric, _value(trial, self._metric))
+            state = "best so far" if best else STATE_WORDS[trial.state] + (f": {trial.cause}" if trial.cause else "")
+            cells = (str(trial.number), trial_label(trial), value, state)
+            table.add_row(*(Text(c) for c in cells), style="bold green" if best else _style(trial))
+        return table
+
+    def _overall(self) -> Table:
+        left = self.time_left_s()
+        rest = f"about {format_duration(left)} left" if left is not None else "time left after the first trial"
+        return _bar(f"{self._finished} of {self._total} trials", self._finished, max(self._total, 1), rest)
+
+    def _step(self) -> Table:
+        elapsed = self._clock.monotonic_s() - self._stage_from_s
+        name = f"{self._current}: {self._stage}" if self._stage else f"{self._current}"
+        if self._round is not None:
+            done, total = self._round
+            left = step_left_s(elapsed, done, total)
+            rest = f"{done}/{total}" + (f", {format_duration(left)} left" if left is not None else "")
+            return _bar(name, done, total, rest)
+        earlier = self._stage_history.get(self._stage or "", [])
+        share = share_done(elapsed, earlier)
+        spent = format_duration(elapsed)
+        if share is None:
+            return _bar(name, None, 1, spent)
+        left = max(sorted(earlier)[len(earlier) // 2] - elapsed, 0.0)
+        return _bar(name, share, 1, f"{spent}, about {format_duration(left)} left")
+
+
+def _bar(name: str, done: float | None, total: float, rest: str) -> Table:
+    row = Table.grid(padding=(0, 1))
+    row.add_column(overflow="ellipsis", no_wrap=True, max_width=46)
+    row.add_column(width=BAR_WIDTH)
+    row.add_column(no_wrap=True)
+    bar = ProgressBar(total=total, completed=done or 0, pulse=done is None, width=BAR_WIDTH)
+    row.add_row(Text(name), bar, Text(rest, style="dim"))
+    return row
+
+
+def _value(trial: Trial, path: str) -> float | None:
+    return None if trial.median is None else metric(trial.median, path)
+
+
+def _style(trial: Trial) -> str | None:
+    return None if trial.state == "completed" else "yellow"
+
+
+def _result(trial: Trial, path: str) -> str:
+    if trial.state in ("completed", "infeasible", "pruned"):
+        value = f"{metric_title(path)} {metric_value(path, _value(trial, path))}"
+        outside = f", outside: {', '.join(trial.violations)}" if trial.violations else ""
+        stopped = ", stopped early" if trial.state == "pruned" else ""
+        cause = f" ({trial.cause}: {trial.message})" if trial.cause and trial.message else ""
+        return f"{value}{outside}{stopped}{cause}"
+    detail = ": ".join(part for part in (trial.cause, trial.message) if part)
+    return f"{STATE_WORDS[trial.state]}{': ' + detail if detail else ''}"
