@@ -1,0 +1,263 @@
+"""The decisions of the reuse budget, free of vLLM: the plug-in and the simulated engine both call them.
+
+Five policies, each off at 0: retention, admission, yielding, chunk merging, eviction under pressure. Time is a
+number of seconds that only has to grow. Standard library only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+H = TypeVar("H", bound=Hashable)
+
+LONG_PROMPT_TOKENS = 1024
+"""Prompts above this go in chunks while the merging policy is on and does not merge."""
+LONG_PROMPT_CHUNK = 512
+"""The chunk of a long prompt where `long_prefill_token_threshold` is not set."""
+HIT_WINDOW_ADMISSIONS = 64
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The settings, by the names and with the defaults that the tuner uses."""
+
+    max_cached_blocks: int = 0
+    min_reuse_ratio: float = 0.0
+    max_hold_ms: float = 1000.0
+    yield_chunk_tokens: int = 0
+    merge_below: float = 0.0
+    evict_above: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("max_cached_blocks", "yield_chunk_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ValueError(f"{name} must be a whole number from 0, not {value!r}")
+        for name in ("min_reuse_ratio", "merge_below", "evict_above"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+                raise ValueError(f"{name} must be a number from 0 to 1, not {value!r}")
+        hold = self.max_hold_ms
+        if isinstance(hold, bool) or not isinstance(hold, int | float) or not 0 <= hold < math.inf:
+            raise ValueError(f"max_hold_ms must be a number of milliseconds from 0, not {hold!r}")
+
+    @classmethod
+    def from_mapping(cls, raw: Mapping[str, Any]) -> Budget:
+        """The budget that a JSON object describes; ValueError names the setting that is unknown or out of range."""
+        known = {each.name for each in fields(cls)}
+        for name in raw:
+            if name not in known:
+                raise ValueError(f"unknown setting {name!r} (there are {', '.join(sorted(known))})")
+        return cls(**raw)
+
+    @property
+    def off(self) -> bool:
+        """True when no policy is on."""
+        return not (self.max_cached_blocks or self.min_reuse_ratio or self.merge_below or self.evict_above)
+
+
+@dataclass
+class Counters:
+    """What the policies did since the start; all only grow, except `protected_blocks` (how many are kept now)."""
+
+    held_requests: int = 0
+    hold_seconds: float = 0.0
+    preferred_requests: int = 0
+    protected_blocks: int = 0
+    spared_blocks: int = 0
+    yielded_steps: int = 0
+    merged_chunks: int = 0
+    early_evictions: int = 0
+
+    def line(self) -> str:
+        """`name=value` pairs with a space between, in a fixed order: what the log carries."""
+        return " ".join(
+            f"{name}={value:.3f}" if isinstance(value, float) else f"{name}={value}"
+            for name, value in asdict(self).items()
+        )
+
+    @classmethod
+    def from_line(cls, line: str) -> Counters:
+        """The last counters that `line` wrote; ValueError where a pair is missing or not a number."""
+        pairs = dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
+        try:
+            return cls(
+                **{
+                    each.name: float(pairs[each.name]) if each.type == "float" else int(pairs[each.name])
+                    for each in fields(cls)
+                }
+            )
+        except KeyError as missing:
+            raise ValueError(f"no {missing} in the counters: {line!r}") from None
+
+
+def needed_blocks(total_blocks: int, min_reuse_ratio: float) -> int:
+    """The fewest cached blocks with `cached / total_blocks >= min_reuse_ratio`; 0 when there is no full block."""
+    if total_blocks <= 0:
+        return 0
+    # The epsilon keeps a product such as 0.07 * 100 = 7.000000000000001 from asking for one block more.
+    return min(total_blocks, max(1, math.ceil(min_reuse_ratio * total_blocks - 1e-9)))
+
+
+def spare(ranks: Sequence[int]) -> list[int]:
+    """Which blocks at the head of the eviction queue go to its tail: indices, in the order in which to append them.
+
+    `ranks` are those blocks' ranks from the head on; 0 is given up where it stands, and a higher rank is kept longer.
+    Equal ranks keep their order.
+    """
+    return sorted((index for index, rank in enumerate(ranks) if rank > 0), key=ranks.__getitem__)
+
+
+def overtakers(ranks: Sequence[int], cached: Sequence[bool]) -> int:
+    """How many cached blocks of rank 0 are given up before their turn when the others move away."""
+    moved = next((index for index, rank in enumerate(ranks) if rank > 0), len(ranks))
+    return sum(1 for index in range(moved, len(ranks)) if ranks[index] == 0 and cached[index])
+
+
+def yield_threshold(yield_chunk_tokens: int, long_prefills: int, block_size: int) -> int:
+    """Tokens a step for each running prefill so that together they take `yield_chunk_tokens`; never under a block."""
+    return max(block_size, yield_chunk_tokens // max(1, long_prefills))
+
+
+def merging_threshold(
+    configured: int, hit_rate: float | None, merge_below: float, *, long_prompts: bool
+) -> tuple[int, bool]:
+    """Tokens a step for one prompt (0: up to the step's budget), and whether that merges neighbouring chunks.
+
+    `configured` is `long_prefill_token_threshold`; `hit_rate` is None until something was admitted; `long_prompts`
+    says whether a prompt above LONG_PROMPT_TOKENS is being computed or waits. With merge_below = 0 nothing changes.
+    """
+    if merge_below <= 0:
+        return configured, False
+    if hit_rate is not None and hit_rate < merge_below:
+        return 0, long_prompts
+    return (configured or LONG_PROMPT_CHUNK) if long_prompts else 0, False
+
+
+def tighter(one: int, other: int) -> int:
+    """The smaller of two thresholds of which 0 means none."""
+    return min(one, other) if one and other else one or other
+
+
+class HitWindow:
+    """The share of prompt tokens found cached in the last admissions."""
+
+    def __init__(self, admissions: int = HIT_WINDOW_ADMISSIONS) -> None:
+        self._last: deque[tuple[int, int]] = deque()
+        self._size = admissions
+        self._cached = 0
+        self._prompt = 0
+
+    def admit(self, cached_tokens: int, prompt_tokens: int) -> None:
+        """A request was admitted and found `cached_tokens` of its prompt in the cache."""
+        self._last.append((cached_tokens, prompt_tokens))
+        self._cached += cached_tokens
+        self._prompt += prompt_tokens
+        if len(self._last) > self._size:
+            cached, prompt = self._last.popleft()
+            self._cached -= cached
+            self._prompt -= prompt
+
+    @property
+    def hit_rate(self) -> float | None:
+        """From 0 to 1; None before the first admission."""
+        return self._cached / self._prompt if self._prompt else None
+
+
+@dataclass(eq=False)
+class _Waiter(Generic[K]):
+    key: K
+    arrival: int
+    held_since_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Front(Generic[K]):
+    """Who goes first now: `keys` in order; `preferred` of them because their prefix is cached."""
+
+    keys: list[K] = field(default_factory=list)
+    preferred: list[K] = field(default_factory=list)
+
+
+class WaitingLine(Generic[K, H]):
+    """Which waiting requests go first: those with enough of their prefix cached, in order of arrival.
+
+    A request that was overtaken is held; after `max_hold_s` it is no longer overtaken by later ones. Nobody is kept
+    from running: a line only says who is asked first. What is known of a request is kept from its arrival until it
+    leaves, and blocks are looked up once for all requests that ask for the same one.
+    """
+
+    def __init__(self, min_reuse_ratio: float, max_hold_s: float) -> None:
+        self._ratio = min_reuse_ratio
+        self._max_hold_s = max_hold_s
+        self._arrivals = 0
+        self._waiters: dict[K, _Waiter[K]] = {}
+        self._not_held: dict[K, _Waiter[K]] = {}
+        self._held: dict[K, _Waiter[K]] = {}
+        self._by_block: dict[H, dict[K, _Waiter[K]]] = {}
+        self._block_of: dict[K, H] = {}
+
+    def __len__(self) -> int:
+        return len(self._waiters)
+
+    def arrive(self, key: K, chain: Sequence[H], shared_blocks: int) -> None:
+        """`key` waits; `shared_blocks` of its blocks some earlier request had too, so only they can be cached."""
+        waiter = _Waiter(key, self._arrivals)
+        self._arrivals += 1
+        self._waiters[key] = self._not_held[key] = waiter
+        needed = needed_blocks(len(chain), self._ratio)
+        if 0 < needed <= shared_blocks:
+            block = chain[needed - 1]
+            self._block_of[key] = block
+            self._by_block.setdefault(block, {})[key] = waiter
+
+    def leave(self, key: K, now_s: float) -> float | None:
+        """`key` was admitted or cancelled. Returns for how many seconds it was held, None where it never was."""
+        waiter = self._waiters.pop(key, None)
+        if waiter is None:
+            return None
+        self._not_held.pop(key, None)
+        self._held.pop(key, None)
+        block = self._block_of.pop(key, None)
+        if block is not None:
+            group = self._by_block[block]
+            del group[key]
+            if not group:
+                del self._by_block[block]
+        return None if waiter.held_since_s is None else now_s - waiter.held_since_s
+
+    def front(self, now_s: float, is_cached: Callable[[H], bool]) -> Front[K]:
+        """Who goes first now, and from now on counts those that they overtake as held."""
+        preferred = [waiter for block, group in self._by_block.items() if is_cached(block) for waiter in group.values()]
+        if not preferred:
+            return Front()
+        preferred.sort(key=_by_arrival)
+        first = {waiter.key: waiter for waiter in preferred}
+        for key, waiter in self._held.items():
+            if waiter.held_since_s is None or now_s - waiter.held_since_s < self._max_hold_s:
+                break
+            first.setdefault(key, waiter)
+        self._hold_those_before(preferred[-1].arrival, first, now_s)
+        order = preferred if len(first) == len(preferred) else sorted(first.values(), key=_by_arrival)
+        return Front([waiter.key for waiter in order], [waiter.key for waiter in preferred])
+
+    def _hold_those_before(self, arrival: int, first: Mapping[K, _Waiter[K]], now_s: float) -> None:
+        overtaken = []
+        for key, waiter in self._not_held.items():
+            if waiter.arrival >= arrival:
+                break
+            if key not in first:
+                overtaken.append(waiter)
+        for waiter in overtaken:
+            waiter.held_since_s = now_s
+            del self._not_held[waiter.key]
+            self._held[waiter.key] = waiter
+
+
+def _by_arrival(waiter: _Waiter[Any]) -> int:
+    return waiter.arrival
