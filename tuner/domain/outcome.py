@@ -54,6 +54,8 @@ class Trial(Document):
     cause: Code | None = None
     message: str | None = None
     mend: str | None = None
+    bound: int | None = None
+    """A limit that the engine's refusal named, such as the smallest chunk it takes."""
     simulated: bool = False
     engine_args: dict[str, Scalar]
     """Asked for."""
