@@ -1,7 +1,7 @@
 """A study's folder: who writes which file, and how it is read again.
 
-    results/<study>/study.json, summary.json, frozen.json, journal.log
-    results/<study>/trials/0007/trial.json, engine.log, round-1.requests.jsonl.gz, round-1.telemetry.jsonl.gz
+results/<study>/study.json, summary.json, frozen.json, journal.log
+results/<study>/trials/0007/trial.json, engine.log, round-1.requests.jsonl.gz, round-1.telemetry.jsonl.gz
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import orjson
 from pydantic import ValidationError
 
 from tuner.domain.base import Document
-from tuner.domain.observation import MemorySample, MemoryTimeline, RequestRecord, RoundObservation
-from tuner.domain.outcome import STUDY_SCHEMA, SUMMARY_SCHEMA, TRIAL_SCHEMA, StudyFile, Summary, Trial
+from tuner.domain.observation import ClientStats, MemorySample, MemoryTimeline, RequestRecord, RoundObservation
+from tuner.domain.outcome import STUDY_SCHEMA, SUMMARY_SCHEMA, TRIAL_SCHEMA, StudyFile, StudyTime, Summary, Trial
 from tuner.errors import FileFormatError, UsageError
 from tuner.files import read_json, write_json, write_whole
 
@@ -118,6 +118,13 @@ def read_study(directory: Path) -> StudyRecord:
     return StudyRecord(directory, folder.study(), folder.trials(), summary)
 
 
+def earlier_time(directory: StudyDirectory) -> StudyTime | None:
+    """The time of a study's earlier runs, as far as its summary tells."""
+    if not directory.summary_file.exists():
+        return None
+    return _read(directory.summary_file, Summary, SUMMARY_SCHEMA).time
+
+
 def newest_study(out: Path) -> Path:
     """The study below `out` that was written to last; UsageError when there is none."""
     studies = [f.parent for f in out.glob("*/study.json")] if out.is_dir() else []
@@ -135,6 +142,20 @@ def read_requests(directory: Path, trial: int, round_number: int) -> list[Reques
     """The requests of one round; times are seconds since the round began."""
     path = StudyDirectory(directory).trial_dir(trial) / f"round-{round_number}.requests.jsonl.gz"
     return [RequestRecord(**_known(RequestRecord, row)) for row in _read_lines_gz(path)]
+
+
+def read_observation(directory: Path, trial: int, round_number: int) -> RoundObservation:
+    """A round's requests as the statistics take them; what the client noted about itself is in the measurement."""
+    records = read_requests(directory, trial, round_number)
+    measured = [r for r in records if r.phase == "measured"]
+    ends = [r.finished_s for r in measured if r.finished_s is not None]
+    return RoundObservation(
+        records=records,
+        client=ClientStats(None, 0, None, None, limited=False),
+        started_s=0.0,
+        measured_from_s=min((r.sent_s for r in measured), default=0.0),
+        measured_to_s=max(ends, default=0.0),
+    )
 
 
 def read_telemetry(directory: Path, trial: int, round_number: int) -> MemoryTimeline:

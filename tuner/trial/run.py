@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from tuner.clock import Clock
 from tuner.domain.candidate import Candidate
-from tuner.domain.measurement import Measurement
-from tuner.domain.observation import RoundObservation
+from tuner.domain.measurement import Measurement, metric
 from tuner.domain.outcome import Diagnosis, Role, State, Trial, TrialTime
 from tuner.domain.profile import Constraint
 from tuner.engine.launch import command_line
@@ -61,7 +60,9 @@ async def run_trial(plan: TrialPlan, directory: StudyDirectory, clock: Clock, pr
     Cancellation stops the engine, keeps the trial as `interrupted` and goes on up.
     """
     began_s = clock.monotonic_s()
-    state = _Progressing(plan, clock.now().isoformat(timespec="seconds"), command=command_line(plan.config.launch_spec(), 0))
+    state = _Progressing(
+        plan, clock.now().isoformat(timespec="seconds"), command=command_line(plan.config.launch_spec(), 0)
+    )
     session: LiveSession | None = None
     left_s = began_s
     diagnosis: Diagnosis | None = None
@@ -145,6 +146,7 @@ def _trial(state: _Progressing, outcome: State, diagnosis: Diagnosis | None, tim
         cause=(diagnosis.code or None) if diagnosis else None,
         message=diagnosis.message if diagnosis else None,
         mend=(diagnosis.mend or None) if diagnosis else None,
+        bound=diagnosis.bound if diagnosis else None,
         simulated=plan.config.choice.simulated,
         engine_args=plan.config.args,
         effective_args=state.effective_args,
@@ -172,12 +174,5 @@ def violations(median: Measurement, constraints: tuple[Constraint, ...]) -> list
             reason = median.unmeasured.get(constraint.metric.partition(".")[0], "no reason given")
             found.append(f"{constraint}: not measured ({reason})")
         elif not holds:
-            from tuner.domain.measurement import metric
-
             found.append(f"{constraint}: {metric(median, constraint.metric):g}")
     return found
-
-
-def observations(results: list[RoundResult]) -> list[RoundObservation]:
-    """What the rounds saw."""
-    return [r.observation for r in results]

@@ -136,7 +136,12 @@ class LiveSession:
         began_s = self.clock.monotonic_s()
         plan = self.planner.warm_up("warm-up")
         await drive(
-            self.target, plan, self.clock, stall_timeout_s=STALL_TIMEOUT_S, died=self._died, on_progress=self.on_progress
+            self.target,
+            plan,
+            self.clock,
+            stall_timeout_s=STALL_TIMEOUT_S,
+            died=self._died,
+            on_progress=self.on_progress,
         )
         self.load_s += self.clock.monotonic_s() - began_s
         await self._raise_if_dead()
@@ -218,9 +223,7 @@ async def remote_session(
 ) -> AsyncIterator[LiveSession]:
     """A server that runs already: probed and warmed up, never stopped. LoadError says why it cannot be used."""
     source = remote_memory_source(is_loopback=is_loopback(target.base_url))
-    async with _open(
-        target, workload, constraints, seed, source, clock, None, block_size, on_progress
-    ) as session:
+    async with _open(target, workload, constraints, seed, source, clock, None, block_size, on_progress) as session:
         await session.warm_up()
         yield session
 

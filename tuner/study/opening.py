@@ -1,0 +1,158 @@
+"""A study's folder is opened: made, or continued when it is the same study, or refused with the reason."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import optuna
+
+import tuner
+from tuner.clock import Clock
+from tuner.domain.outcome import Fingerprint, StudyFile
+from tuner.domain.profile import Profile
+from tuner.domain.workload import workload_sha256
+from tuner.errors import FileFormatError, UsageError
+from tuner.files import write_json
+from tuner.trial.artifacts import StudyDirectory
+
+_MAY_CHANGE = {"budget", "description", "regress_metrics"}
+"""Fields of a profile that a continued study may change: none of them changes what a trial measured."""
+
+
+def study_path(out: Path, name: str, *, fresh: bool) -> Path:
+    """Where a study of that name lies; with `fresh`, the first free name after it, so that nothing is lost."""
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise UsageError(f"{name!r} cannot be the name of a study: it becomes a folder", "Use --study NAME.")
+    path = out / name
+    if not fresh:
+        return path
+    number = 2
+    while path.exists():
+        path = out / f"{name}-{number}"
+        number += 1
+    return path
+
+
+@contextmanager
+def exclusive(path: Path) -> Iterator[StudyDirectory]:
+    """The folder, locked against a second sweep. The kernel drops the lock when its holder dies."""
+    directory = StudyDirectory(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        handle = os.open(directory.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UsageError(
+            f"results cannot be written to {path}: {error.strerror}", "Choose another folder with --out DIR."
+        ) from None
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UsageError(
+                f"another chunktune is running on {path}", "Wait for it, or give this one --study NAME."
+            ) from None
+        yield directory
+    finally:
+        os.close(handle)
+
+
+def open_or_create(
+    directory: StudyDirectory,
+    profile: Profile,
+    fingerprint: Fingerprint,
+    *,
+    name: str,
+    seed: int,
+    sampler: str,
+    clock: Clock,
+) -> tuple[StudyFile, bool]:
+    """The study's document, and whether it was there before.
+
+    UsageError names the field in which an existing study differs in space, workload, model or engine.
+    """
+    wanted = StudyFile(
+        study=name,
+        profile=profile.to_json(),
+        fingerprint=fingerprint,
+        space_sha256=_sha256(profile.space.to_json()),
+        workload_sha256=workload_sha256(profile.workload),
+        engine_kind=fingerprint.engine,
+        simulated=fingerprint.engine == "sim",
+        versions={
+            "chunktune": tuner.__version__,
+            "python": platform.python_version(),
+            "optuna": optuna.__version__,
+            "engine": fingerprint.vllm_version or "unknown",
+        },
+        sampler=sampler,
+        seed=seed,
+        created_at=clock.now().isoformat(timespec="seconds"),
+        base_args=profile.engine.args,
+    )
+    if not directory.study_file.exists():
+        _refuse_foreign(directory)
+        write_json(directory.study_file, wanted.to_json())
+        return wanted, False
+    found = directory.study()
+    difference = _difference(found, wanted)
+    if difference:
+        raise UsageError(
+            f"{directory.path} holds a study that differs in {difference}",
+            "Start a new one with --fresh (nothing is deleted), or name it with --study NAME.",
+        )
+    if found.profile != wanted.profile:
+        found = found.model_copy(update={"profile": wanted.profile})
+        write_json(directory.study_file, found.to_json())
+    return found, True
+
+
+def _refuse_foreign(directory: StudyDirectory) -> None:
+    ours = {directory.lock_file.name, directory.record_dir.name}
+    strangers = sorted(f.name for f in directory.path.iterdir() if f.name not in ours)
+    if strangers:
+        raise FileFormatError(
+            f"{directory.path} is no study of chunktune: it holds {', '.join(strangers[:3])} but no study.json",
+            "Choose another --out or --study; nothing was written there.",
+        )
+
+
+def _difference(found: StudyFile, wanted: StudyFile) -> str | None:
+    for field in ("engine", "model", "vllm_version", "gpus", "driver_version"):
+        before, now = getattr(found.fingerprint, field), getattr(wanted.fingerprint, field)
+        if before is not None and now is not None and before != now:
+            return f"{field}: it has {_short(before)}, now it would be {_short(now)}"
+    for field in sorted(set(found.profile) | set(wanted.profile)):
+        if field in _MAY_CHANGE:
+            continue
+        before, now = found.profile.get(field), wanted.profile.get(field)
+        if before != now:
+            path, old, new = _first_difference(field, before, now)
+            return f"{path}: it has {_short(old)}, now it would be {_short(new)}"
+    if found.seed != wanted.seed:
+        return f"the seed: it has {found.seed}, now it would be {wanted.seed}"
+    return None
+
+
+def _first_difference(path: str, before: Any, now: Any) -> tuple[str, Any, Any]:
+    if isinstance(before, dict) and isinstance(now, dict):
+        for key in sorted(set(before) | set(now)):
+            if before.get(key) != now.get(key):
+                return _first_difference(f"{path}.{key}", before.get(key), now.get(key))
+    return path, before, now
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _sha256(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

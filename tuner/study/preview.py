@@ -1,0 +1,63 @@
+"""What a sweep would launch, without launching: for `--dry-run`."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tuner.domain.candidate import Candidate
+from tuner.engine.launch import command_line
+from tuner.space.search_space import Choices, SearchSpace, search_space
+from tuner.study.opening import study_path
+from tuner.study.references import reference_candidates
+from tuner.study.search import planned_candidates
+from tuner.study.sweep import SweepRequest, label_of
+from tuner.trial.artifacts import StudyDirectory
+from tuner.trial.session import SessionConfig
+
+PREVIEWED = 64
+"""Candidates shown of a space that has more, or no end."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One engine start. Port 0 stands for the free port that is taken at the start."""
+
+    label: str
+    command: list[str]
+
+
+def preview(request: SweepRequest) -> Iterator[Line]:
+    """The baseline, the references and the candidates; ProfileError for a space that is wrong."""
+    profile = request.profile
+    space = search_space(profile)
+    directory = StudyDirectory(study_path(request.out, request.name, fresh=request.fresh))
+    starts: list[tuple[str, Candidate]] = [("stock", Candidate(knobs={})), *reference_candidates(profile)]
+    if space.size is not None:
+        seen: dict[str, Candidate] = {}
+        for values in itertools.islice(space.combinations(), 100_000):
+            candidate = space.candidate(values)
+            seen.setdefault(candidate.model_dump_json(), candidate)
+        starts += [(label_of(c), c) for c in itertools.islice(seen.values(), PREVIEWED)]
+    else:
+        total = planned_candidates(space, profile)
+        starts.append((f"and {total} candidates that the sampler picks, such as the lowest corner", _corner(space)))
+    for number, (label, candidate) in enumerate(starts):
+        config = SessionConfig.of_profile(
+            profile,
+            request.choice,
+            args=candidate.engine_args(profile.engine.args),
+            reuse_budget=candidate.effective_budget,
+            seed=request.seed,
+            log_path=directory.engine_log(number),
+            record_dir=directory.record_dir,
+        )
+        yield Line(label, command_line(config.launch_spec(), 0))
+
+
+def _corner(space: SearchSpace) -> Candidate:
+    values = {
+        k.name: k.values[0] if isinstance(k, Choices) else (int(k.low) if k.integer else k.low) for k in space.knobs
+    }
+    return space.candidate(values)

@@ -1,0 +1,224 @@
+"""`summary.json`: what a study found, in numbers and in advice. Reads rounds back from disk, decides nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tuner.domain.candidate import CHUNK_KNOB
+from tuner.domain.measurement import Measurement, metric
+from tuner.domain.outcome import Improvement, StudyFile, StudyTime, Summary, TableRow, Trial, TrialLine
+from tuner.domain.profile import Objective, Profile
+from tuner.domain.workload import SharedPrefixWorkload
+from tuner.measure.change import relative_change
+from tuner.measure.notes import memory_note
+from tuner.study.choice import candidate_of, ranked
+from tuner.study.finals import observed
+from tuner.trial.artifacts import StudyDirectory
+
+IMPROVEMENT_METRICS = (
+    "ttft_ms.p50",
+    "ttft_ms.p90",
+    "ttft_ms.p99",
+    "cold_ttft_ms.p90",
+    "itl_ms.p99",
+    "tpot_ms.p50",
+    "e2e_ms.p90",
+    "request_throughput",
+    "output_token_throughput",
+)
+LOW_HIT_RATE = 0.8
+
+
+def build_summary(
+    directory: StudyDirectory,
+    study: StudyFile,
+    profile: Profile,
+    trials: Sequence[Trial],
+    *,
+    merged: Sequence[Trial],
+    best: Trial | None,
+    elapsed_s: float,
+    earlier: StudyTime | None = None,
+) -> Summary:
+    """The summary of the trials on disk; `merged` are the finals, one per configuration.
+
+    `best` is one of them (or None); `elapsed_s` is this run's own time, `earlier` that of the runs before.
+    """
+    baseline = next((t for t in trials if t.role == "baseline" and t.state == "completed"), None)
+    final_baseline = next((t for t in merged if baseline is not None and t.final_of == baseline.number), baseline)
+    improvement = (
+        {} if best is None or final_baseline is None else _improvement(directory, profile, final_baseline, best, trials)
+    )
+    return Summary(
+        study=study.study,
+        simulated=study.simulated,
+        baseline=baseline.number if baseline else next((t.number for t in trials if t.role == "baseline"), None),
+        best=best.number if best else None,
+        improvement=improvement,
+        advice=_advice(profile, trials, best, improvement),
+        trials=[_line(t, profile.objective) for t in trials],
+        counts=dict(Counter(t.state for t in trials)),
+        time=_time(trials, elapsed_s, earlier),
+        table=_table(trials, merged, best, profile.objective),
+    )
+
+
+def _improvement(
+    directory: StudyDirectory, profile: Profile, baseline: Trial, best: Trial, trials: Sequence[Trial]
+) -> dict[str, Improvement]:
+    before = _observations(directory, baseline, trials)
+    after = _observations(directory, best, trials)
+    found = {}
+    for path in dict.fromkeys([*profile.objective.metrics, *IMPROVEMENT_METRICS]):
+        change = relative_change(
+            baseline.rounds, best.rounds, path, baseline_observations=before, now_observations=after
+        )
+        if change.baseline is None or change.now is None or change.change is None:
+            continue
+        found[path] = Improvement(baseline=change.baseline, best=change.now, change=change.change, ci95=change.ci95)
+    return found
+
+
+def _observations(directory: StudyDirectory, merged: Trial, trials: Sequence[Trial]) -> list[Any]:
+    """The rounds behind a merged final (all its starts), or behind a single trial."""
+    if merged.role != "final":
+        return observed(directory, merged)
+    starts = [
+        t for t in trials if t.role == "final" and t.state == "completed" and candidate_of(t) == candidate_of(merged)
+    ]
+    return [o for t in starts for o in observed(directory, t)]
+
+
+def _line(trial: Trial, objective: Objective) -> TrialLine:
+    values = {path: metric(trial.median, path) if trial.median else None for path in objective.metrics}
+    return TrialLine(
+        number=trial.number,
+        role=trial.role,
+        label=trial.label,
+        state=trial.state,
+        cause=trial.cause,
+        knobs=knobs_of(trial),
+        values=values,
+        violations=trial.violations,
+    )
+
+
+def knobs_of(trial: Trial) -> dict[str, Any]:
+    """The knobs in one mapping, the reuse budget under its own key."""
+    knobs: dict[str, Any] = dict(trial.knobs)
+    if trial.reuse_budget is not None:
+        knobs["reuse_budget"] = trial.reuse_budget.to_json()
+    return knobs
+
+
+def _time(trials: Sequence[Trial], elapsed_s: float, earlier: StudyTime | None) -> StudyTime:
+    total = elapsed_s + (earlier.total_s if earlier else 0.0)
+    start = sum(t.time.engine_start_s + t.time.stop_s for t in trials)
+    load = sum(t.time.load_s for t in trials)
+    return StudyTime(total_s=total, engine_start_s=start, load_s=load, overhead_s=max(total - start - load, 0.0))
+
+
+def chunk_of(trial: Trial) -> int | None:
+    """The chunk size that ran, as far as it is known."""
+    for source in (trial.effective_args or {}, trial.knobs, trial.engine_args):
+        value = source.get(CHUNK_KNOB)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value
+    return None
+
+
+def _table(
+    trials: Sequence[Trial], merged: Sequence[Trial], best: Trial | None, objective: Objective
+) -> list[TableRow]:
+    """A row per chunk size (its best trial, finals first), the baseline and the references on rows of their own."""
+    by_configuration = {candidate_of(t).model_dump_json(): t for t in merged}
+    rows = []
+    chunks: dict[int | None, list[Trial]] = {}
+    for trial in trials:
+        if trial.median is None or trial.state != "completed" or trial.role == "final":
+            continue
+        shown = by_configuration.get(candidate_of(trial).model_dump_json(), trial)
+        if trial.role == "candidate":
+            chunks.setdefault(chunk_of(trial), []).append(shown)
+        else:
+            rows.append(_row(shown, trial, best))
+    for chunk in sorted(chunks, key=lambda c: (c is None, c)):
+        group = chunks[chunk]
+        has_best = [t for t in group if best is not None and candidate_of(t) == candidate_of(best)]
+        top = (has_best or ranked(group, objective) or group)[0]
+        rows.append(_row(top, top, best))
+    return sorted(rows, key=lambda row: (row.max_num_batched_tokens or 0, row.trial))
+
+
+def _row(shown: Trial, named: Trial, best: Trial | None) -> TableRow:
+    median = shown.median or Measurement()
+    ttft, memory = median.ttft_ms, median.memory
+    pooled = shown.pooled.get("ttft_ms")
+    peaks = memory.peak_bytes
+    return TableRow(
+        max_num_batched_tokens=chunk_of(shown) or chunk_of(named),
+        trial=shown.number,
+        label=named.label,
+        memory_bytes=max(peaks.values()) if peaks else None,
+        memory_source=memory.source,
+        ttft_p50_ms=ttft.p50 if ttft else None,
+        ttft_p90_ms=ttft.p90 if ttft else None,
+        ttft_p99_ms=pooled.p99 if pooled else (ttft.p99 if ttft else None),
+        prefix_hit_rate=median.prefix_hit_rate,
+        prefill_chunks_per_request=median.prefill_chunks_per_request,
+        best=best is not None and shown.number == best.number,
+    )
+
+
+def _advice(
+    profile: Profile, trials: Sequence[Trial], best: Trial | None, improvement: dict[str, Improvement]
+) -> list[str]:
+    advice = []
+    main = improvement.get(profile.objective.metrics[0])
+    if main is not None and (main.ci95 is None or main.ci95[0] <= 0 <= main.ci95[1]):
+        advice.append(
+            "The winner cannot be told from the untouched configuration: the interval of the change includes zero. "
+            "Keep stock, or measure with more rounds."
+        )
+    subject = best or next((t for t in trials if t.role == "baseline" and t.median), None)
+    if subject is not None and subject.median is not None:
+        advice += _hit_rate_advice(profile, subject.median)
+        preemptions = subject.median.preemptions
+        if preemptions:
+            advice.append(
+                f"{preemptions:g} preemptions a round: the KV pool is too small for this load; raise "
+                "gpu_memory_utilization, lower max_num_seqs or take more GPUs."
+            )
+    note = memory_note([t.median for t in trials if t.median is not None and t.state == "completed"])
+    if note:
+        advice.append(note)
+    failed = Counter(t.cause for t in trials if t.state in ("infeasible", "engine_failed", "load_failed") and t.cause)
+    for cause, count in failed.most_common():
+        example = next(t for t in trials if t.cause == cause)
+        advice.append(f"{count} x {cause}: {example.message}" + (f" {example.mend}" if example.mend else ""))
+    return advice
+
+
+def _hit_rate_advice(profile: Profile, median: Measurement) -> list[str]:
+    rate = median.prefix_hit_rate
+    if rate is None or rate >= LOW_HIT_RATE:
+        return []
+    workload = profile.workload
+    if isinstance(workload, SharedPrefixWorkload):
+        shared = sum(workload.system_prompt_tokens) / 2
+        own = sum(workload.user_prompt_tokens) / 2
+        ceiling = shared / (shared + own)
+        if rate >= ceiling - 0.05:
+            return [f"The prefix hit rate is {rate:.0%}; this load shares only {ceiling:.0%} of its tokens."]
+    used = median.kv_cache_usage_peak
+    if used is not None and used > 0.95:
+        return [
+            f"The prefix hit rate is {rate:.0%} and the KV pool is full ({used:.0%}): the cache thrashes. Give it "
+            "more memory; below that, a reuse budget has nothing to keep."
+        ]
+    return [
+        f"The prefix hit rate is {rate:.0%}: give the cache more memory, or put reuse_budget "
+        "(max_cached_blocks, min_reuse_ratio) into the space."
+    ]

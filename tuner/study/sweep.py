@@ -1,0 +1,362 @@
+"""The main job: baseline, references, candidates, finals, winner. Everything measured is on disk at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import optuna
+
+from tuner.clock import Clock
+from tuner.domain.candidate import CHUNK_KNOB, Candidate, Scalar
+from tuner.domain.outcome import Diagnosis, Role, StudyFile, StudyTime, Summary, Trial
+from tuner.domain.profile import Profile
+from tuner.engine.installed import check_options, inspect_installed
+from tuner.engine.leftovers import end_leftovers
+from tuner.engine.policy import policy
+from tuner.engine.rules import static_rule_violation
+from tuner.errors import EngineError, NoVerdict
+from tuner.files import write_json
+from tuner.freeze.document import freeze_trial
+from tuner.space.alignment import is_aligned
+from tuner.space.search_space import declared_block_size, search_space
+from tuner.study import finals as final
+from tuner.study.choice import candidate_of, winner
+from tuner.study.opening import exclusive, open_or_create, study_path
+from tuner.study.references import reference_candidates
+from tuner.study.search import Search, Suggestion, open_study, settle_leftovers
+from tuner.study.storage import open_storage
+from tuner.study.summary import build_summary
+from tuner.trial.artifacts import StudyDirectory, earlier_time
+from tuner.trial.fingerprint import take_fingerprint
+from tuner.trial.launcher import EngineChoice
+from tuner.trial.progress import Progress
+from tuner.trial.run import TrialPlan, run_trial
+from tuner.trial.session import SessionConfig
+
+SHARED_CAUSE_AFTER = 3
+"""The baseline and the first two candidates failing alike is no candidate's fault."""
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """A sweep as it was asked for."""
+
+    profile: Profile
+    choice: EngineChoice
+    out: Path
+    name: str
+    seed: int = 0
+    fresh: bool = False
+    storage_url: str | None = None
+
+
+@dataclass(frozen=True)
+class SweepResult:
+    """Where it is and what came out; `error` decides the exit code when there is no winner."""
+
+    directory: StudyDirectory
+    study: StudyFile
+    summary: Summary
+    trials: list[Trial]
+    error: Exception | None = None
+
+
+async def sweep(request: SweepRequest, clock: Clock, progress: Progress) -> SweepResult:
+    """Run or continue a study. On cancellation the summary of what is there is written, then it goes on up."""
+    path = study_path(request.out, request.name, fresh=request.fresh)
+    with exclusive(path) as directory:
+        for sentence in await end_leftovers(directory.record_dir):
+            progress.message(sentence)
+        fingerprint = await take_fingerprint(request.choice, request.profile)
+        await _check_options(request)
+        storage = open_storage(directory.journal_file, request.storage_url)
+        space = search_space(request.profile)
+        study_file, continued = open_or_create(
+            directory,
+            request.profile,
+            fingerprint,
+            name=path.name,
+            seed=request.seed,
+            sampler="TPESampler",
+            clock=clock,
+        )
+        optuna_study = open_study(storage, path.name, request.profile, request.seed)
+        run = _Sweep(request, directory, study_file, optuna_study, clock, progress, directory.trials())
+        if continued:
+            run.settle()
+            run.earlier = earlier_time(directory)
+        run.search = Search(optuna_study, space, request.profile, run.tried())
+        return await run.run()
+
+
+async def _check_options(request: SweepRequest) -> None:
+    """Ask the installed engine once whether it has every option that the study will use."""
+    profile = request.profile
+    installed = await inspect_installed(request.choice.launcher, {**request.choice.env, **profile.engine.env})
+    args: dict[str, Scalar] = dict(profile.engine.args) | dict.fromkeys(profile.space.knobs, None)
+    check_options(installed, args)
+    violation = static_rule_violation(profile.engine.args, declared_block_size(profile))
+    if violation is not None:
+        raise EngineError(violation)
+
+
+class StudyStopped(Exception):
+    """The study cannot go on: the cause, and whether the profile is at fault."""
+
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        super().__init__(diagnosis.message)
+        self.diagnosis = diagnosis
+
+
+@dataclass
+class _Sweep:
+    request: SweepRequest
+    directory: StudyDirectory
+    study_file: StudyFile
+    optuna_study: optuna.Study
+    clock: Clock
+    progress: Progress
+    trials: list[Trial]
+    search: Search = field(init=False)
+    began_s: float = field(init=False)
+    block_size: int | None = None
+    earlier: StudyTime | None = None
+    """Time of the runs before this one, when a study is continued."""
+    smallest_chunk: int = 0
+    """A bound that an engine's refusal named; smaller candidates are not launched."""
+
+    def __post_init__(self) -> None:
+        self.began_s = self.clock.monotonic_s()
+
+    @property
+    def profile(self) -> Profile:
+        return self.request.profile
+
+    def tried(self) -> list[Candidate]:
+        """Candidates that have an outcome; interrupted ones and failures of the environment come again."""
+        again = ("interrupted", "engine_failed")
+        return [candidate_of(t) for t in self.trials if t.role == "candidate" and t.state not in again]
+
+    def settle(self) -> None:
+        """Close what a killed run left open."""
+        settle_leftovers(self.optuna_study, self.trials, self.profile)
+
+    def done(self, role: Role) -> list[Trial]:
+        return [t for t in self.trials if t.role == role and t.state not in ("interrupted", "engine_failed")]
+
+    async def run(self) -> SweepResult:
+        error: Exception | None = None
+        try:
+            self.progress.study_started(self._planned())
+            await self._baseline()
+            await self._references()
+            await self._candidates()
+            await self._finals()
+        except StudyStopped as stopped:
+            error = EngineError(stopped.diagnosis)
+        finally:
+            result = self._finish()
+        return SweepResult(result.directory, result.study, result.summary, result.trials, error or result.error)
+
+    def _planned(self) -> int:
+        references = len(reference_candidates(self.profile))
+        runs = final.STARTS * (final.FINALISTS_AND_BASELINE)
+        left = 1 + references + self.search.total + runs
+        return max(left - sum(1 for t in self.trials if t.state != "interrupted"), 0)
+
+    async def _baseline(self) -> None:
+        existing = self.done("baseline")
+        trial = existing[0] if existing else await self._attempt("baseline", "stock", Candidate(knobs={}))
+        self._learn(trial)
+
+    async def _references(self) -> None:
+        done = {t.label for t in self.done("reference")}
+        for label, candidate in reference_candidates(self.profile):
+            if label not in done:
+                await self._attempt("reference", label, candidate)
+
+    async def _candidates(self) -> None:
+        deadline_s = self.began_s + self.profile.budget.time if self.profile.budget.time else None
+        while True:
+            if deadline_s is not None and self.clock.monotonic_s() >= deadline_s:
+                self.progress.message("the time budget is used up; going to the finals")
+                return
+            suggestion = self.search.next()
+            if suggestion is None:
+                return
+            await self._candidate(suggestion)
+
+    async def _candidate(self, suggestion: Suggestion) -> None:
+        label = label_of(suggestion.candidate)
+        refused = self._refused_before_launch(suggestion.candidate)
+        if refused is not None:
+            trial = self._record_refused(suggestion.candidate, label, refused)
+            self.search.tell(suggestion, trial)
+            return
+        suggestion.trial.set_user_attr("trial", self._next_number())
+        trial = await self._attempt("candidate", label, suggestion.candidate)
+        self.search.tell(suggestion, trial)
+
+    async def _finals(self) -> None:
+        baseline = next(iter(self.done("baseline")), None)
+        candidates = [t for t in self.trials if t.role == "candidate"]
+        runs = final.plan_finals(baseline, candidates, self.profile)
+        for run in final.missing(runs, self.done("final")):
+            await self._attempt("final", run.label, run.candidate, rounds=run.rounds, final_of=run.of)
+
+    def _refused_before_launch(self, candidate: Candidate) -> Diagnosis | None:
+        args = candidate.engine_args(self.profile.engine.args)
+        chunk = candidate.knobs.get(CHUNK_KNOB)
+        if isinstance(chunk, int):
+            if self.block_size is not None and not is_aligned(chunk, self.block_size):
+                return Diagnosis(
+                    code="block_size",
+                    message=f"chunk {chunk} is no multiple of the engine's KV block of {self.block_size} tokens",
+                )
+            if chunk < self.smallest_chunk:
+                return Diagnosis(
+                    code="block_size", message=f"the engine takes no chunk below {self.smallest_chunk} for this model"
+                )
+        return static_rule_violation(args, self.block_size or declared_block_size(self.profile))
+
+    def _record_refused(self, candidate: Candidate, label: str, diagnosis: Diagnosis) -> Trial:
+        number = self._next_number()
+        trial = Trial(
+            number=number,
+            role="candidate",
+            label=label,
+            state="infeasible",
+            cause=diagnosis.code,
+            message=diagnosis.message,
+            mend=diagnosis.mend or None,
+            simulated=self.request.choice.simulated,
+            engine_args=candidate.engine_args(self.profile.engine.args),
+            knobs=candidate.knobs,
+            reuse_budget=candidate.effective_budget,
+            started_at=self.clock.now().isoformat(timespec="seconds"),
+        )
+        self.directory.write_trial(trial)
+        self._keep(trial)
+        return trial
+
+    async def _attempt(
+        self, role: Role, label: str, candidate: Candidate, *, rounds: int | None = None, final_of: int | None = None
+    ) -> Trial:
+        """One trial, once more when the environment failed it; StudyStopped when the study cannot go on."""
+        trial = await self._once(role, label, candidate, rounds, final_of)
+        if trial.state in ("completed", "infeasible"):
+            return trial
+        kind = policy(trial.cause or "unknown")
+        if kind == "environment":
+            self.progress.message(f"trial {trial.number}: {trial.message}; once more on a fresh start")
+            trial = await self._once(role, label, candidate, rounds, final_of)
+            if trial.state == "engine_failed":
+                raise StudyStopped(_diagnosis_of(trial))
+        elif kind == "fatal" or self._all_fail_alike():
+            raise StudyStopped(_diagnosis_of(trial))
+        return trial
+
+    async def _once(
+        self, role: Role, label: str, candidate: Candidate, rounds: int | None, final_of: int | None
+    ) -> Trial:
+        number = self._next_number()
+        self.progress.trial_started(number, label)
+        config = SessionConfig.of_profile(
+            self.profile,
+            self.request.choice,
+            args=candidate.engine_args(self.profile.engine.args),
+            reuse_budget=candidate.effective_budget,
+            seed=self.request.seed,
+            log_path=self.directory.engine_log(number),
+            record_dir=self.directory.record_dir,
+        )
+        plan = TrialPlan(number, role, label, candidate, config, rounds or self.profile.rounds, final_of)
+        trial = await run_trial(plan, self.directory, self.clock, self.progress)
+        self._keep(trial)
+        self._learn(trial)
+        return trial
+
+    def _keep(self, trial: Trial) -> None:
+        self.trials.append(trial)
+        self.progress.trial_finished(trial)
+
+    def _learn(self, trial: Trial) -> None:
+        """What one start teaches about all: the engine's real block size, and the chunk it takes at least."""
+        block = (trial.effective_args or {}).get("block_size")
+        if isinstance(block, int) and not isinstance(block, bool):
+            self.block_size = block
+        if trial.bound is not None:
+            self.smallest_chunk = max(self.smallest_chunk, trial.bound)
+
+    def _all_fail_alike(self) -> bool:
+        tried = [t for t in self.trials if t.role in ("baseline", "candidate") and t.state != "interrupted"]
+        first = tried[:SHARED_CAUSE_AFTER]
+        causes = {t.cause for t in first}
+        return len(first) == SHARED_CAUSE_AFTER and len(causes) == 1 and None not in causes
+
+    def _next_number(self) -> int:
+        return max(self.directory.numbers(), default=-1) + 1
+
+    def _finish(self) -> SweepResult:
+        """Choose, summarize and write, also when the study was stopped or interrupted."""
+        finals = [t for t in self.trials if t.role == "final" and t.state == "completed"]
+        merged = final.merged(self.directory, finals, self.profile)
+        own = [t for t in merged if t.final_of is not None and self._role_of(t.final_of) == "candidate"]
+        best = winner(own, self.profile.objective, beats=final.beats_beyond_noise(self.directory, self.profile, finals))
+        summary = build_summary(
+            self.directory,
+            self.study_file,
+            self.profile,
+            self.trials,
+            merged=merged,
+            best=best,
+            elapsed_s=self.clock.monotonic_s() - self.began_s,
+            earlier=self.earlier,
+        )
+        write_json(self.directory.summary_file, summary.to_json())
+        if best is not None:
+            starts = [t for t in finals if candidate_of(t) == candidate_of(best)]
+            frozen = freeze_trial(best, starts, self.study_file, self.profile, now=self.clock.now())
+            write_json(self.directory.frozen_file, frozen.to_json())
+        return SweepResult(self.directory, self.study_file, summary, self.trials, self._verdict(best is not None))
+
+    def _role_of(self, number: int) -> Role | None:
+        return next((t.role for t in self.trials if t.number == number), None)
+
+    def _verdict(self, won: bool) -> Exception | None:
+        if won:
+            return None
+        candidates = [t for t in self.trials if t.role == "candidate"]
+        if not any(t.state == "completed" for t in self.trials):
+            causes = sorted({f"{t.cause}: {t.message}" for t in self.trials if t.cause})
+            first = next((t for t in self.trials if t.cause), None)
+            return EngineError(
+                Diagnosis(
+                    code=(first.cause if first else None) or "unknown",
+                    message="no trial completed" + (": " + "; ".join(causes) if causes else ""),
+                    mend=f"The engine logs are below {self.directory.path / 'trials'}.",
+                )
+            )
+        violated = sorted({v.split(":")[0] for t in candidates for v in t.violations})
+        reason = f"; violated: {', '.join(violated)}" if violated else ""
+        return NoVerdict(
+            f"no candidate completed and meets the constraints{reason}",
+            f"See {self.directory.summary_file}; relax a limit or widen the space.",
+        )
+
+
+def _diagnosis_of(trial: Trial) -> Diagnosis:
+    return Diagnosis(code=trial.cause or "unknown", message=trial.message or "", mend=trial.mend or "")
+
+
+def label_of(candidate: Candidate) -> str:
+    """What people call a candidate: `chunk 512`, `chunk 512, min_reuse_ratio 0.8`."""
+    parts = []
+    for name, value in candidate.knobs.items():
+        parts.append(f"chunk {value}" if name == CHUNK_KNOB else f"{name} {value}")
+    budget = candidate.effective_budget
+    if budget is not None:
+        given = budget.model_dump(exclude_defaults=True)
+        parts += [f"{name} {value:g}" for name, value in given.items()]
+    return ", ".join(parts) or "stock"

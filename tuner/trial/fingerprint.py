@@ -1,0 +1,26 @@
+"""What a measurement depends on beside the configuration: vLLM, model, GPUs, driver."""
+
+from __future__ import annotations
+
+from tuner.domain.outcome import Fingerprint
+from tuner.domain.profile import Profile
+from tuner.engine.installed import inspect_installed
+from tuner.telemetry.devices import describe_devices
+from tuner.trial.launcher import EngineChoice
+
+
+async def take_fingerprint(choice: EngineChoice, profile: Profile) -> Fingerprint:
+    """Asks the installed engine and NVML; EngineError when the engine's command does not even answer."""
+    installed = await inspect_installed(choice.launcher, {**choice.env, **profile.engine.env})
+    if choice.simulated:
+        hardware = profile.hardware
+        gpus = [{"name": f"simulated {hardware.gpu}", "memory_bytes": None} for _ in range(hardware.count)]
+        return Fingerprint(vllm_version=installed.version, model=profile.model, gpus=gpus, engine="sim")
+    facts = describe_devices()
+    return Fingerprint(
+        vllm_version=installed.version,
+        model=profile.model,
+        gpus=[{"name": device.name, "memory_bytes": device.memory_bytes} for device in facts.devices],
+        driver_version=facts.driver_version,
+        engine="vllm",
+    )
