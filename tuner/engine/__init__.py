@@ -1,0 +1,1 @@
+"""`vllm serve` as a process: its argv, its life, its log, and why it failed."""

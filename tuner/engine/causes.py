@@ -1,0 +1,235 @@
+"""The causes that a log can name: what they look like, what they mean, what to do. Data, and no more.
+
+The texts were read off vLLM 0.32.0, its dependencies and older versions; each pattern is one that only
+this failure prints.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A stable code with the sentence that opens its message, and the mend."""
+
+    sentence: str
+    mend: str
+
+
+CAUSES: Final[dict[str, Cause]] = {
+    "cuda_oom": Cause(
+        "the device ran out of memory",
+        "Lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization: activations of a larger step "
+        "need room beside the KV pool.",
+    ),
+    "no_free_memory": Cause(
+        "the device has less free memory than the engine asks for",
+        "Another process holds it (see nvidia-smi), or the last engine's memory has not come back yet: free it, "
+        "or lower gpu_memory_utilization.",
+    ),
+    "kv_cache_too_small": Cause(
+        "the KV cache cannot hold one request of the model's length",
+        "Lower max_model_len or max_num_batched_tokens, or raise gpu_memory_utilization.",
+    ),
+    "port_in_use": Cause(
+        "the port is taken by another process", "Run it again: another free port is taken at each start."
+    ),
+    "unknown_option": Cause(
+        "the installed vLLM has no such option",
+        "Look it up in `vllm serve --help=all` of the installed version and correct the profile.",
+    ),
+    "bad_option_value": Cause(
+        "the installed vLLM does not take this value of an option",
+        "Look up the option in `vllm serve --help=all` and correct the profile.",
+    ),
+    "invalid_combination": Cause("these options do not go together", "Change one of the options that it names."),
+    "block_size": Cause(
+        "the block size does not suit this engine's attention backend",
+        "Set engine.args.block_size to a multiple of what the message names (32 on the CPU), or leave it out.",
+    ),
+    "gated_model": Cause(
+        "the model is gated and this account has no access",
+        "Accept the model's terms on its page and set HF_TOKEN to a token of that account.",
+    ),
+    "missing_model": Cause(
+        "the model was not found",
+        "Check the model's name or path; a private one needs HF_TOKEN, and HF_HUB_OFFLINE=1 forbids downloads.",
+    ),
+    "unsupported_model": Cause(
+        "the installed vLLM does not support this model's architecture", "Upgrade vLLM, or serve another model."
+    ),
+    "missing_tokenizer": Cause(
+        "the model's tokenizer is missing or cannot be read",
+        "Put the tokenizer files beside the weights, or name them with the option `tokenizer`.",
+    ),
+    "no_chat_template": Cause(
+        "the model has no chat template",
+        "Set workload.api to completions, or pass one with the option `chat_template`.",
+    ),
+    "unsupported_gpu": Cause(
+        "the GPUs of this machine do not fit", "Check the driver, the GPU's capability, dtype and tensor_parallel_size."
+    ),
+    "plugin_failed": Cause(
+        "the scheduler plug-in could not be loaded in the engine",
+        "Leave reuse_budget out of the space, or install a vLLM version that the plug-in knows.",
+    ),
+    "startup_timeout": Cause(
+        "the engine was not ready in time", "Raise engine.startup_timeout in the profile, or see what it waits for."
+    ),
+    "engine_died": Cause("the engine ended without being asked to", "See the log for what it did last."),
+    "engine_stalled": Cause(
+        "the engine is alive but makes no progress",
+        "See the log for what it did last; raise the timeout if it is slow.",
+    ),
+    "not_as_asked": Cause(
+        "the engine runs another value than the one asked for",
+        "Ask for the value that it can run, or leave the option out.",
+    ),
+    "not_stopped": Cause(
+        "a process of the engine could not be ended", "End it by hand before the next start; it may hold the GPU."
+    ),
+    "auth": Cause(
+        "the server refused the credentials",
+        "Check the API key (--api-key-env), the base URL with or without /v1, and the model's id.",
+    ),
+    "http_error": Cause("the server answered with an error", "See the message, and the server's log."),
+    "too_many_failures": Cause("too many requests of the round failed", "See the first failure's message."),
+    "client_limited": Cause("the client could not keep up with the load", "Lower the load, or run on a faster host."),
+    "unknown": Cause("the engine failed for a reason that is not known here", "See the log."),
+}
+"""Every cause code that chunktune writes, with its plain sentence and mend."""
+
+
+def _any(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(f"(?:{p})" for p in patterns), re.IGNORECASE)
+
+
+SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    ("gated_model", _any(r"gated repo", r"GatedRepoError", r"access to model .* is restricted")),
+    (
+        "missing_tokenizer",
+        _any(
+            r"couldn't instantiate the backend tokenizer",
+            r"can't load tokenizer for",
+            r"failed to load the tokenizer",
+            r"unable to load vocabulary from file",
+            r"tokenizer class \S+ does not exist",
+        ),
+    ),
+    (
+        "missing_model",
+        _any(
+            r"is not a local folder and is not a valid model identifier",
+            r"RepositoryNotFoundError",
+            r"LocalEntryNotFoundError",
+            r"repo id must (?:use alphanumeric|be in the form)",
+            r"does not appear to have a file named config\.json",
+            r"can't load the configuration of",
+            r"invalid repository id or local directory",
+            r"couldn't connect to '?\S+'? to load (?:the|this) file",
+            r"cannot find an appropriate cached snapshot",
+            r"cannot find any model weights",
+            r"RevisionNotFoundError",
+        ),
+    ),
+    (
+        "unsupported_model",
+        _any(r"model architectures? .* (?:is|are) not supported", r"does not recognize this architecture"),
+    ),
+    (
+        "no_free_memory",
+        _any(
+            r"free memory on device .* is less than desired",
+            r"available memory on node .* is less than desired",
+            r"less than desired GPU memory utilization",
+        ),
+    ),
+    (
+        "kv_cache_too_small",
+        _any(
+            r"cache is needed, which is larger than the available KV cache",
+            r"KV cache is needed .* larger than .*available",
+            r"no available memory for the cache blocks",
+            r"is larger than the maximum number of tokens that can be stored in KV cache",
+        ),
+    ),
+    (
+        "cuda_oom",
+        _any(
+            r"(?:CUDA|HIP|XPU) out of memory",
+            r"OutOfMemoryError",
+            r"CUDA error: out of memory",
+            r"cudaErrorMemoryAllocation",
+            r"CUBLAS_STATUS_ALLOC_FAILED",
+            r"DefaultCPUAllocator: can't allocate memory",
+        ),
+    ),
+    (
+        "unsupported_gpu",
+        _any(
+            r"only supported on GPUs with compute capability",
+            r"no kernel image is available",
+            r"failed to infer device type",
+            r"no CUDA GPUs are available",
+            r"found no NVIDIA driver",
+            r"CUDA driver version is insufficient",
+            r"world size \(?\d+\)? is larger than the number of available",
+            r"not supported on .*compute capability",
+            r"minimum capability: \d+",
+            r"device count .* less than .*world size",
+        ),
+    ),
+    ("port_in_use", _any(r"address already in use", r"EADDRINUSE")),
+    (
+        "block_size",
+        _any(
+            r"no common block size for",
+            r"block[_ ]size.{0,40}is not supported",
+            r"unsupported block[_ ]size",
+            r"invalid block[_ ]size",
+        ),
+    ),
+    (
+        "plugin_failed",
+        _any(r"No module named 'tuner", r"cannot import name 'ReuseBudgetScheduler'", r"ReuseBudgetScheduler"),
+    ),
+    ("no_chat_template", _any(r"default chat template is no longer allowed", r"must provide a chat template")),
+    (
+        "invalid_combination",
+        _any(
+            r"must be greater than or equal to max_num_seqs",
+            r"max_num_batched_tokens \(\d+\) is smaller than max_model_len",
+            r"cannot be greater than (?:the )?max_\w+",
+            r"block_size \(\d+\) must be (?:<=|less than or equal to) .*max_num_batched_tokens",
+            r"max_num_batched_tokens .* must be (?:>=|at least|greater than or equal to) ",
+            r"validation errors? for \w*Config",
+        ),
+    ),
+)
+"""Code and signs, more specific ones first; searched in 'Type: message' of one exception."""
+
+CHUNK_BOUND: Final = re.compile(
+    r"block_size \((?P<a>\d+)\) must be (?:<=|less than or equal to) .*max_num_batched_tokens"
+    r"|max_num_batched_tokens(?: \(\d+\))? .*must be (?:>=|at least|greater than or equal to) (?:the )?"
+    r"(?:attention )?(?:block[_ ]size|mamba block[_ ]size)?\s*\(?(?P<b>\d+)",
+    re.IGNORECASE,
+)
+"""The smallest chunk that a hybrid model takes, read from its refusal of a smaller one."""
+
+WRAPPERS: Final = _any(
+    r"engine core initialization failed",
+    r"EngineCore encountered an issue",
+    r"EngineDeadError",
+    r"WorkerProc initialization failed",
+    r"worker failed with error",
+    r"failed core proc",
+    r"executor failed",
+    r"^CancelledError",
+    r"^BrokenPipeError",
+    r"^ChildFailedError",
+    r"^EOFError",
+)
+"""Exceptions that only say that another process failed."""

@@ -1,0 +1,147 @@
+"""What the installed vLLM has: its version and its options, asked once per process."""
+
+from __future__ import annotations
+
+import asyncio
+import difflib
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from tuner.clock import SYSTEM_CLOCK, Clock
+from tuner.domain.candidate import Scalar
+from tuner.engine.argv import option_name
+from tuner.engine.diagnosis import cause, diagnose
+from tuner.engine.processes import Family, end_family, identify
+from tuner.errors import EngineError, UsageError
+
+ASK_TIMEOUT_S = 180.0
+"""vLLM imports torch before it answers; a cold file cache makes that slow."""
+_OPTION = re.compile(r"(?<![\w-])--([a-z0-9][a-z0-9._-]*)")
+_OPTION_LINE = re.compile(r"^ {1,8}-")
+_VERSION = re.compile(r"^v?(\d+\.\d+\S*)$", re.MULTILINE)
+_TICK_S = 0.05
+
+
+@dataclass(frozen=True)
+class InstalledEngine:
+    """`options` in snake case, negative forms (`no_enable_x`) included; empty when it could not be asked."""
+
+    version: str | None
+    options: frozenset[str]
+
+
+_known: dict[tuple[str, ...], InstalledEngine] = {}
+
+
+def resolve_launcher(launcher: Sequence[str], env: Mapping[str, str]) -> None:
+    """UsageError when the command that shall be launched is not there."""
+    path = {**os.environ, **env}.get("PATH")
+    if shutil.which(launcher[0], path=path) is None:
+        raise UsageError(
+            f"{launcher[0]!r} is not an executable that can be found",
+            "Install vLLM (pip install vllm), name its command with --vllm, or take --engine sim.",
+        )
+
+
+async def inspect_installed(
+    launcher: tuple[str, ...], env: Mapping[str, str], clock: Clock = SYSTEM_CLOCK
+) -> InstalledEngine:
+    """Ask `--version` and `serve --help=all`. Cached per process and launcher.
+
+    UsageError when the command is not there; EngineError when it cannot even say its options (a broken
+    installation). An engine without `--version` has version None.
+    """
+    if launcher in _known:
+        return _known[launcher]
+    resolve_launcher(launcher, env)
+    version, help_text = await asyncio.gather(
+        _ask([*launcher, "--version"], env, clock), _ask([*launcher, "serve", "--help=all"], env, clock)
+    )
+    if version.code not in (0, 2) and help_text.code != 0:
+        raise EngineError(diagnose(help_text.output.splitlines(), help_text.code, phase="start"))
+    found = InstalledEngine(
+        version=parse_version(version.output) if version.code == 0 else None,
+        options=parse_options(help_text.output) if help_text.code == 0 else frozenset(),
+    )
+    _known[launcher] = found
+    return found
+
+
+def parse_version(output: str) -> str | None:
+    """The version in the output of `--version`, which libraries may have written warnings into."""
+    found = _VERSION.findall(output)
+    return found[-1] if found else None
+
+
+def parse_options(help_text: str) -> frozenset[str]:
+    """The options of a `--help=all` text, in snake case."""
+    names: set[str] = set()
+    for line in help_text.splitlines():
+        if _OPTION_LINE.match(line):
+            names.update(n.replace("-", "_") for n in _OPTION.findall(line))
+    return frozenset(names)
+
+
+def check_options(installed: InstalledEngine, args: Mapping[str, Scalar]) -> None:
+    """EngineError `unknown_option` for the first option that this vLLM does not have, with the nearest one.
+
+    Says nothing where the options could not be asked.
+    """
+    if not installed.options:
+        return
+    for key, value in args.items():
+        if key not in installed.options:
+            near = difflib.get_close_matches(key, installed.options, n=1, cutoff=0.6)
+            hint = f"; the nearest is {option_name(near[0])} (`{near[0]}`)" if near else ""
+            version = f" {installed.version}" if installed.version else ""
+            raise EngineError(cause("unknown_option", f"vLLM{version} does not know {option_name(key)}{hint}"))
+        if value is False and f"no_{key}" not in installed.options:
+            raise EngineError(
+                cause(
+                    "unknown_option",
+                    f"{option_name(key)} cannot be negated",
+                    mend=f"Leave {key} out of the profile instead of setting it to false.",
+                )
+            )
+
+
+@dataclass(frozen=True)
+class _Answer:
+    code: int
+    output: str
+
+
+def _start(command: list[str], env: Mapping[str, str], output: IO[bytes]) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **env, "COLUMNS": "120"},
+        start_new_session=True,
+    )
+
+
+async def _ask(command: list[str], env: Mapping[str, str], clock: Clock) -> _Answer:
+    with tempfile.TemporaryFile() as output:
+        child = _start(command, env, output)
+        root = identify(child.pid)
+        deadline = clock.monotonic_s() + ASK_TIMEOUT_S
+        try:
+            while child.poll() is None and clock.monotonic_s() < deadline:
+                await clock.sleep(_TICK_S)
+        finally:
+            if root is not None:
+                await end_family(Family(root), reap=child.poll, clock=clock, term_wait_s=2.0)
+            code = child.wait(timeout=5)
+        output.seek(0)
+        text = output.read().decode(errors="replace")
+    if clock.monotonic_s() >= deadline:
+        raise EngineError(cause("startup_timeout", f"`{' '.join(command)}` gave no answer in {ASK_TIMEOUT_S:g} s"))
+    return _Answer(code, text)

@@ -1,0 +1,56 @@
+"""Asking a starting engine over HTTP: whether it is the one we started, and what it runs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+
+from tuner.domain.candidate import Scalar
+from tuner.engine.effective import EffectiveConfig, with_metrics, with_server_info
+
+_PROBE_TIMEOUT_S = 5.0
+_READ_BACK_TIMEOUT_S = 20.0
+_FAILURES = (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError, ValueError, OSError)
+
+
+@asynccontextmanager
+async def open_client() -> AsyncIterator[aiohttp.ClientSession]:
+    """A client that ignores proxy variables: the engine is on loopback."""
+    async with aiohttp.ClientSession(trust_env=False) as client:
+        yield client
+
+
+async def is_ready(client: aiohttp.ClientSession, base_url: str, model_id: str) -> bool:
+    """True when the server is healthy and serves `model_id`, which only the engine of this start knows."""
+    if await _get(client, f"{base_url}/health", _PROBE_TIMEOUT_S) is None:
+        return False
+    models = await _get(client, f"{base_url}/v1/models", _PROBE_TIMEOUT_S, as_json=True)
+    data = models.get("data") if isinstance(models, Mapping) else None
+    return isinstance(data, list) and any(isinstance(m, Mapping) and m.get("id") == model_id for m in data)
+
+
+async def read_back(
+    client: aiohttp.ClientSession, base_url: str, from_log: EffectiveConfig, asked: Mapping[str, Scalar]
+) -> EffectiveConfig:
+    """What the log said, completed by `/server_info` (where there is one) and `/metrics`."""
+    config = from_log
+    info = await _get(client, f"{base_url}/server_info?config_format=json", _READ_BACK_TIMEOUT_S, as_json=True)
+    if isinstance(info, Mapping):
+        config = with_server_info(config, info, asked)
+    metrics = await _get(client, f"{base_url}/metrics", _READ_BACK_TIMEOUT_S)
+    return with_metrics(config, metrics) if isinstance(metrics, str) else config
+
+
+async def _get(client: aiohttp.ClientSession, url: str, timeout_s: float, *, as_json: bool = False) -> Any:
+    """The body of a 200 reply, None for anything else."""
+    try:
+        async with client.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as reply:
+            if reply.status != 200:
+                return None
+            return await reply.json(content_type=None) if as_json else await reply.text()
+    except _FAILURES:
+        return None
