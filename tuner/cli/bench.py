@@ -1,10 +1,76 @@
-"""`chunktune bench`."""
+"""`chunktune bench`: a server that runs already, measured like a trial."""
 
 from __future__ import annotations
 
-from tuner.errors import UsageError
+import secrets
+import sys
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner.cli.options import (
+    JsonOption,
+    KeyOption,
+    ModelOption,
+    ProfileArgument,
+    QuietOption,
+    RoundsOption,
+    SetOption,
+    UrlOption,
+    api_key,
+)
+
+if TYPE_CHECKING:
+    from tuner.domain.outcome import Trial
+    from tuner.domain.profile import Profile
 
 
-def bench() -> int:
-    """Not built yet."""
-    raise UsageError("bench is not built yet")
+def bench(
+    profile: ProfileArgument = None,
+    url: UrlOption = "http://127.0.0.1:8000",
+    model: ModelOption = None,
+    api_key_env: KeyOption = None,
+    overrides: SetOption = None,
+    rounds: RoundsOption = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Seed of the prompts. [new each time, so that nothing is cached]")
+    ] = None,
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Measure the server at --url under the load of PROFILE; launches and changes nothing."""
+    from tuner.profile import load_profile
+
+    loaded = load_profile(profile, [*(overrides or []), *([f"rounds={rounds}"] if rounds is not None else [])])
+    trial = _measure(loaded, url, model, api_key(api_key_env), secrets.randbits(32) if seed is None else seed, quiet)
+    if as_json:
+        from tuner.files import dump_json
+
+        sys.stdout.write(dump_json(trial.to_json()).decode())
+    else:
+        from rich.console import Console
+
+        from tuner.report.bench import bench_table
+
+        Console(highlight=False).print(bench_table(trial))
+    return 0 if trial.state == "completed" else 3
+
+
+def _measure(profile: Profile, url: str, model: str | None, key: str | None, seed: int, quiet: bool) -> Trial:
+    from rich.console import Console
+
+    from tuner.cli.interrupt import run_interruptible
+    from tuner.clock import SYSTEM_CLOCK
+    from tuner.load.target import Target
+    from tuner.report.live import SweepView
+    from tuner.trial.bench import bench_server
+
+    target = Target(
+        base_url=url,
+        model=model,
+        api=profile.workload.api,
+        api_key=key,
+        request_timeout_s=profile.workload.request_timeout,
+    )
+    with SweepView(Console(stderr=True, highlight=False), quiet=quiet) as view:
+        return run_interruptible(lambda: bench_server(target, profile, seed=seed, clock=SYSTEM_CLOCK, progress=view))

@@ -11,8 +11,7 @@ from tuner.domain.measurement import metric
 from tuner.domain.observation import RoundObservation
 from tuner.domain.outcome import Trial, TrialTime
 from tuner.domain.profile import Profile
-from tuner.measure.change import relative_change
-from tuner.measure.summary import summarize
+from tuner.measure import relative_change, summarize
 from tuner.study.choice import FINALISTS, candidate_of, finalists, without_plugin
 from tuner.trial.artifacts import StudyDirectory, read_observation
 from tuner.trial.run import violations

@@ -11,8 +11,7 @@ from tuner.domain.measurement import Measurement, metric
 from tuner.domain.outcome import Improvement, StudyFile, StudyTime, Summary, TableRow, Trial, TrialLine
 from tuner.domain.profile import Objective, Profile
 from tuner.domain.workload import SharedPrefixWorkload
-from tuner.measure.change import relative_change
-from tuner.measure.notes import memory_note
+from tuner.measure import memory_note, relative_change
 from tuner.study.choice import candidate_of, ranked
 from tuner.study.finals import observed
 from tuner.trial.artifacts import StudyDirectory

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.domain.outcome import Fingerprint
 from tuner.domain.profile import Profile
 from tuner.engine.installed import inspect_installed
-from tuner.telemetry.devices import describe_devices
+from tuner.telemetry import describe_devices
 from tuner.trial.launcher import EngineChoice
 
 

@@ -13,7 +13,7 @@ from typing import Literal
 
 from tuner.domain.profile import Hardware
 from tuner.errors import UsageError
-from tuner.telemetry.devices import describe_devices
+from tuner.telemetry import describe_devices
 
 EngineOption = Literal["auto", "vllm", "sim"]
 

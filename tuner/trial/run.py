@@ -6,20 +6,18 @@ import asyncio
 from dataclasses import dataclass, field
 
 from tuner.clock import Clock
-from tuner.domain.candidate import Candidate
+from tuner.domain.candidate import Candidate, Scalar
 from tuner.domain.measurement import Measurement, metric
 from tuner.domain.outcome import Diagnosis, Role, State, Trial, TrialTime
 from tuner.domain.profile import Constraint
 from tuner.engine.launch import command_line
 from tuner.engine.policy import policy
 from tuner.errors import EngineError, LoadError
-from tuner.measure.summary import summarize
+from tuner.measure import summarize
 from tuner.trial.artifacts import StudyDirectory
 from tuner.trial.progress import Progress
+from tuner.trial.rounds import counting, enough_rounds
 from tuner.trial.session import LiveSession, RoundResult, SessionConfig, engine_session
-
-EXTRA_ATTEMPTS = 2
-"""Rounds driven again because one did not count (warm cache, failures, slow client)."""
 
 
 @dataclass(frozen=True)
@@ -43,15 +41,9 @@ class _Progressing:
     started_at: str
     results: list[RoundResult] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
-    effective_args: dict[str, object] | None = None
+    effective_args: dict[str, Scalar] | None = None
     warnings: list[str] = field(default_factory=list)
     start_s: float = 0.0
-    load_s: float = 0.0
-    ready_at_s: float = 0.0
-
-    @property
-    def good(self) -> list[RoundResult]:
-        return [r for r in self.results if r.measurement.void is None]
 
 
 async def run_trial(plan: TrialPlan, directory: StudyDirectory, clock: Clock, progress: Progress) -> Trial:
@@ -73,7 +65,7 @@ async def run_trial(plan: TrialPlan, directory: StudyDirectory, clock: Clock, pr
                 plan.config, clock, on_stage=progress.stage, on_progress=progress.round_progress
             ) as session:
                 _note_start(state, session)
-                diagnosis = await _rounds(state, session, directory, clock, progress)
+                diagnosis = await _rounds(state, session, directory, progress)
                 left_s = clock.monotonic_s()
             outcome = "load_failed" if diagnosis else "completed"
         except EngineError as error:
@@ -100,28 +92,18 @@ def _note_start(state: _Progressing, session: LiveSession) -> None:
 
 
 async def _rounds(
-    state: _Progressing, session: LiveSession, directory: StudyDirectory, clock: Clock, progress: Progress
+    state: _Progressing, session: LiveSession, directory: StudyDirectory, progress: Progress
 ) -> Diagnosis | None:
-    """Drive rounds until enough count; the reason when too many did not."""
     plan = state.plan
-    wanted, attempts = plan.rounds, plan.rounds + EXTRA_ATTEMPTS
-    while len(state.good) < wanted and len(state.results) < attempts:
-        number = len(state.results) + 1
-        progress.stage(f"round {len(state.good) + 1} of {wanted}")
-        result = await session.round(f"trial-{plan.number}/round-{number}")
-        state.results.append(result)
-        state.load_s = session.load_s
-        directory.write_round(plan.number, number, result.observation, result.timeline)
+
+    def keep(results: list[RoundResult]) -> None:
+        state.results = list(results)
+        last = results[-1]
+        directory.write_round(plan.number, len(results), last.observation, last.timeline)
         under_way = Diagnosis(code="", message="the trial was under way")
-        directory.write_trial(_trial(state, "interrupted", under_way, TrialTime(load_s=state.load_s)))
-    if len(state.good) >= wanted:
-        return None
-    last = next(r for r in reversed(state.results) if r.measurement.void is not None)
-    return Diagnosis(
-        code=last.observation.void_code or "http_error",
-        message=f"{len(state.results) - len(state.good)} of {len(state.results)} rounds do not count: "
-        f"{last.measurement.void}",
-    )
+        directory.write_trial(_trial(state, "interrupted", under_way, TrialTime(load_s=session.load_s)))
+
+    return await enough_rounds(session, plan.rounds, f"trial-{plan.number}", progress, keep)
 
 
 def _time(state: _Progressing, session: LiveSession | None, began_s: float, left_s: float, clock: Clock) -> TrialTime:
@@ -135,7 +117,7 @@ def _time(state: _Progressing, session: LiveSession | None, began_s: float, left
 def _trial(state: _Progressing, outcome: State, diagnosis: Diagnosis | None, time: TrialTime) -> Trial:
     plan = state.plan
     rounds = [r.measurement for r in state.results]
-    good = state.good
+    good = counting(state.results)
     summary = summarize([r.measurement for r in good], [r.observation for r in good]) if good else None
     median = summary.median if summary else None
     return Trial(

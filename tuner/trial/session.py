@@ -3,31 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from tuner.clock import SYSTEM_CLOCK, Clock
-from tuner.domain.candidate import ReuseBudget, Scalar
+from tuner.domain.candidate import CHUNK_KNOB, ReuseBudget, Scalar
 from tuner.domain.measurement import Measurement
 from tuner.domain.observation import MemoryBreakdown, MemoryTimeline, RoundObservation
 from tuner.domain.profile import Constraint, Profile
-from tuner.domain.workload import Workload
+from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload, Workload
 from tuner.engine.launch import EffectiveConfig, LaunchSpec, RunningEngine, launched
 from tuner.errors import EngineError
-from tuner.load.client import Target, drive
+from tuner.load.drive import drive
 from tuner.load.planner import Planner
 from tuner.load.probe import ServerFacts, probe
-from tuner.measure.rounds import measure_round
-from tuner.telemetry.metrics import metrics_span
-from tuner.telemetry.sampler import Sampler
-from tuner.telemetry.sources import MemorySource, memory_source, remote_memory_source
+from tuner.load.target import Target
+from tuner.measure import measure_round
+from tuner.telemetry import MemorySource, Sampler, Unavailable, describe_devices, memory_source, metrics_span
 from tuner.trial.launcher import EngineChoice
 
 STALL_TIMEOUT_S = 60.0
+_MEMORY_SLACK_BYTES = 512 << 20
+"""Other tenants breathe; an engine that still holds its pool is far above this."""
 
 
 @dataclass(frozen=True)
@@ -122,6 +123,7 @@ class LiveSession:
     clock: Clock
     engine: RunningEngine | None = None
     block_size: int | None = None
+    shared_prefix_tokens: int | None = None
     on_progress: Callable[[int, int], None] | None = None
     load_s: float = 0.0
     effective: EffectiveConfig | None = field(init=False)
@@ -149,7 +151,7 @@ class LiveSession:
     async def round(self, key: str) -> RoundResult:
         began_s = self.clock.monotonic_s()
         plan = self.planner.plan(key)
-        async with metrics_span(self.target.base_url, self.clock) as span:
+        async with metrics_span(self.target.base, self.clock, headers=self.target.headers) as span:
             observation = await drive(
                 self.target,
                 plan,
@@ -164,12 +166,23 @@ class LiveSession:
         timeline = self.sampler.timeline(began_s, ended_s)
         breakdown = self.effective.breakdown if self.effective else MemoryBreakdown()
         measurement = measure_round(
-            observation, span.delta, timeline, breakdown, list(self.constraints), block_size=self.block_size
+            observation,
+            span.delta,
+            timeline,
+            breakdown,
+            self.constraints,
+            block_size=self.block_size,
+            chunk_tokens=self._chunk_tokens(),
+            shared_prefix_tokens=self.shared_prefix_tokens,
         )
         return RoundResult(measurement, observation, timeline)
 
     def _died(self) -> bool:
         return self.engine is not None and self.engine.exited() is not None
+
+    def _chunk_tokens(self) -> int | None:
+        value = self.effective.args.get(CHUNK_KNOB) if self.effective else None
+        return value if isinstance(value, int) else None
 
     async def _raise_if_dead(self) -> None:
         if self.engine is None:
@@ -193,7 +206,7 @@ async def engine_session(
     """
     say = on_stage or (lambda _: None)
     say("starting the engine")
-    async with launched(config.launch_spec(), clock) as engine:
+    async with launched(config.launch_spec(), clock, memory_is_back=_memory_is_back(config)) as engine:
         target = Target(
             base_url=engine.base_url,
             model=engine.model_id,
@@ -222,16 +235,39 @@ async def remote_session(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> AsyncIterator[LiveSession]:
     """A server that runs already: probed and warmed up, never stopped. LoadError says why it cannot be used."""
-    source = remote_memory_source(is_loopback=is_loopback(target.base_url))
+    if target.loopback:
+        source: MemorySource = memory_source("vllm", target.base_url, None)
+    else:
+        source = Unavailable("the server is on another machine; NVML here does not speak of it")
     async with _open(target, workload, constraints, seed, source, clock, None, block_size, on_progress) as session:
         await session.warm_up()
         yield session
 
 
-def is_loopback(base_url: str) -> bool:
-    """Whether a server's address is this machine, so that this machine's NVML speaks of it."""
-    host = urlsplit(base_url).hostname or ""
-    return host in ("localhost", "::1") or host.startswith("127.")
+def shared_prefix_tokens(workload: Workload) -> int | None:
+    """The shortest prefix that requests of this load share; None where it has none."""
+    if isinstance(workload, SharedPrefixWorkload):
+        return workload.system_prompt_tokens[0] or None
+    if isinstance(workload, MixedWorkload):
+        lengths = [c.system_prompt_tokens[0] for c in workload.classes if c.system_prompt_tokens[0]]
+        return min(lengths, default=None)
+    return None
+
+
+def _memory_is_back(config: SessionConfig) -> Callable[[], bool] | None:
+    """Whether the devices are as free as before this start; None where NVML cannot say."""
+    if config.choice.simulated:
+        return None
+    env = {**os.environ, **config.env}
+    before = {device.uuid: device.used_bytes for device in describe_devices(env).devices}
+    if not before:
+        return None
+
+    def is_back() -> bool:
+        now = describe_devices(env).devices
+        return all(device.used_bytes <= before.get(device.uuid, 0) + _MEMORY_SLACK_BYTES for device in now)
+
+    return is_back
 
 
 @asynccontextmanager
@@ -260,6 +296,7 @@ async def _open(
             clock=clock,
             engine=engine,
             block_size=block_size,
+            shared_prefix_tokens=shared_prefix_tokens(workload),
             on_progress=on_progress,
         )
     finally:

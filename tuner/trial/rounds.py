@@ -1,0 +1,39 @@
+"""Rounds until enough of them count, for a trial and for a server that runs already."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from tuner.domain.outcome import Diagnosis
+from tuner.trial.progress import Progress
+from tuner.trial.session import RoundResult, Session
+
+EXTRA_ATTEMPTS = 2
+"""Rounds driven again because one did not count (warm cache, failures, slow client)."""
+
+
+def counting(results: Sequence[RoundResult]) -> list[RoundResult]:
+    """The rounds that are not void."""
+    return [r for r in results if r.measurement.void is None]
+
+
+async def enough_rounds(
+    session: Session, wanted: int, key: str, progress: Progress, on_round: Callable[[list[RoundResult]], None]
+) -> Diagnosis | None:
+    """Drive rounds until `wanted` count, with `EXTRA_ATTEMPTS` to spare; the reason when too many did not.
+
+    `key` makes the content of these rounds new; `on_round` gets all results after each round.
+    """
+    results: list[RoundResult] = []
+    while len(counting(results)) < wanted and len(results) < wanted + EXTRA_ATTEMPTS:
+        progress.stage(f"round {len(counting(results)) + 1} of {wanted}")
+        results.append(await session.round(f"{key}/round-{len(results) + 1}"))
+        on_round(results)
+    good = counting(results)
+    if len(good) >= wanted:
+        return None
+    last = next(r for r in reversed(results) if r.measurement.void is not None)
+    return Diagnosis(
+        code=last.observation.void_code or "http_error",
+        message=f"{len(results) - len(good)} of {len(results)} rounds do not count: {last.measurement.void}",
+    )
