@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -138,7 +139,10 @@ def open_study(storage: optuna.storages.BaseStorage, name: str, profile: Profile
         directions=profile.objective.directions,
         load_if_exists=True,
     )
-    study.set_metric_names(profile.objective.metrics)
+    with warnings.catch_warnings():
+        # The names are for optuna-dashboard only; nothing of ours depends on the experimental call.
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        study.set_metric_names(profile.objective.metrics)
     return study
 
 

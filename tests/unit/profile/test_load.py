@@ -1,0 +1,129 @@
+"""Profiles: what is accepted, and what the errors say."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.domain.workload import SharedPrefixWorkload
+from tuner.errors import ProfileError, UsageError
+from tuner.profile import load_profile, parse_profile
+from tuner.profile.load import ready_profiles
+
+BASE = """\
+version: 1
+name: chat
+model: some/model
+workload: {kind: shared-prefix, system_prompt_tokens: 2048, user_prompt_tokens: [32, 128],
+  output_tokens: [8, 24], concurrency: 32, requests: 200}
+space:
+  max_num_batched_tokens: [128, 256]
+"""
+
+
+def test_reads_a_profile() -> None:
+    profile = parse_profile(BASE)
+    assert isinstance(profile.workload, SharedPrefixWorkload)
+    assert profile.workload.user_prompt_tokens == (32, 128)
+    assert profile.rounds == 3
+    assert profile.objective.metrics == ["ttft_ms.p90"]
+
+
+def test_survives_a_round_trip_through_its_own_json() -> None:
+    profile = parse_profile(BASE + "constraints: [ttft_ms.p99 <= 280]\nbudget: {time: 90m}\n")
+    assert type(profile).model_validate(profile.to_json()) == profile
+
+
+@pytest.mark.parametrize(
+    ("extra", "line", "says"),
+    [
+        ("objektive: {minimize: ttft_ms.p90}", 8, "did you mean 'objective'"),
+        ("engine: {argss: {}}", 8, "did you mean 'args'"),
+        ("engine:\n  arg: {}", 9, "did you mean 'args'"),
+        ("objective: {minimize: ttft.p90}", 8, "did you mean 'ttft_ms.p90'"),
+        ("constraints: ['ttft_ms.p99 under 3']", 8, "is no comparison"),
+        ("budget: {time: 20}", 8, "has no unit"),
+        ("budget: {time: 20 minutes}", 8, "is no duration"),
+        ("engine: {startup_timeout: 20}", 8, "has no unit"),
+        ("rounds: 0", 8, "rounds"),
+        ("references: [stok]", 8, "'stock' or 'no_chunking'"),
+        ("name: again", 8, "given twice"),
+    ],
+)
+def test_an_error_names_the_line_and_the_mend(extra: str, line: int, says: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        parse_profile(BASE + extra + "\n", source="p.yaml")
+    assert f"p.yaml, line {line}" in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_misspelt_workload_key_names_the_nearest() -> None:
+    with pytest.raises(ProfileError, match="did you mean 'requests'"):
+        parse_profile(BASE.replace("requests: 200", "request: 200"))
+
+
+def test_an_unknown_kind_names_the_known_ones() -> None:
+    with pytest.raises(ProfileError, match="shared-prefix, mixed, trace, prompts"):
+        parse_profile(BASE.replace("shared-prefix", "shared"))
+
+
+def test_a_memory_limit_below_the_preallocation_is_refused_with_the_reason() -> None:
+    with pytest.raises(ProfileError, match="can never hold.*preallocates"):
+        parse_profile(BASE + "constraints: [memory.peak_fraction <= 0.5]\n")
+
+
+def test_a_memory_limit_above_the_preallocation_is_fine() -> None:
+    text = BASE + "engine: {args: {gpu_memory_utilization: 0.8}}\nconstraints: [memory.peak_fraction <= 0.85]\n"
+    assert parse_profile(text).constraints[0].limit == 0.85
+
+
+def test_both_arrivals_are_refused() -> None:
+    with pytest.raises(ProfileError, match="either concurrency .* or rate"):
+        parse_profile(BASE, overrides=["workload.rate=3"])
+
+
+def test_an_override_is_read_as_yaml() -> None:
+    profile = parse_profile(BASE, overrides=["workload.requests=7", "space.max_num_batched_tokens=[64, 96]"])
+    assert profile.workload.requests == 7
+    assert profile.space.knobs["max_num_batched_tokens"] == [64, 96]
+
+
+@pytest.mark.parametrize("text", ["workload.requests", "=3", "workload.requests.deep=3", "constraints.7=x"])
+def test_a_bad_override_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_profile(BASE + "constraints: [ttft_ms.p99 <= 280]\n", overrides=[text])
+
+
+@pytest.mark.parametrize("text", ["", "- a\n- b\n", "just text", "a: [1,", "a: b: c"])
+def test_what_is_no_profile_is_refused(text: str) -> None:
+    with pytest.raises(ProfileError):
+        parse_profile(text)
+
+
+def test_another_version_is_refused() -> None:
+    with pytest.raises(ProfileError, match="version 2"):
+        parse_profile(BASE.replace("version: 1", "version: 2"))
+
+
+def test_an_unknown_name_names_the_nearest_and_the_ready_ones() -> None:
+    with pytest.raises(ProfileError, match="did you mean quick"):
+        load_profile("quik")
+
+
+def test_a_missing_path_says_so(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="does not exist"):
+        load_profile(str(tmp_path / "none.yaml"))
+
+
+def test_a_missing_trace_file_is_found_before_anything_runs(tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        "version: 1\nname: t\nmodel: m\nworkload: {kind: trace, path: t.jsonl, requests: 3}\n"
+        "space: {max_num_batched_tokens: [64]}\n"
+    )
+    with pytest.raises(ProfileError, match=r"t\.jsonl does not exist"):
+        load_profile(str(path))
+
+
+@pytest.mark.parametrize("name", ready_profiles())
+def test_every_ready_profile_loads(name: str) -> None:
+    assert load_profile(name).name
