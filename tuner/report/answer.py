@@ -135,7 +135,7 @@ def _no_winner(path: str, summary: Summary, trials: Sequence[Trial], baseline: T
         return Answer("nothing_measured", told, path, None, baseline)
     searched = [t for t in measured if t.role in ("candidate", "final")]
     if searched and all(t.state == "infeasible" for t in searched):
-        broken = Counter(v for t in searched for v in t.violations)
+        broken = Counter(v.partition(":")[0] for t in searched for v in t.violations)
         often = f"; most often broken: {broken.most_common(1)[0][0]}" if broken else ""
         told = f"No answer: {_count(len(searched), 'candidate')} measured, none of them meets the constraints{often}."
         return Answer("no_feasible", told, path, None, baseline)
@@ -177,6 +177,22 @@ def unmeasured(trials: Sequence[Trial]) -> list[tuple[str, str, int]]:
         counts.update(found.items())
         counts.update({("round", r.void): 1 for r in trial.rounds if r.void})
     return [(name, reason, n) for (name, reason), n in counts.most_common()]
+
+
+_OF_ONE_RUN = ("--host", "--port", "--served-model-name", "--uds")
+
+
+def copyable_command(trial: Trial) -> list[str]:
+    """The trial's command without what belonged to that run alone (address and served name)."""
+    kept: list[str] = []
+    words = iter(trial.command)
+    for word in words:
+        name, equals, _ = word.partition("=")
+        if name not in _OF_ONE_RUN:
+            kept.append(word)
+        elif not equals:
+            next(words, None)
+    return kept
 
 
 def row_name(row: TableRow) -> str:

@@ -21,7 +21,7 @@ from tuner.report.numbers import metric_title, metric_value
 from tuner.report.pace import share_done, step_left_s, time_left_s
 
 ROWS_SHOWN = 12
-BAR_WIDTH = 28
+BAR_WIDTH = 20
 
 
 class SweepView:
@@ -207,10 +207,10 @@ class SweepView:
 
 def _bar(name: str, done: float | None, total: float, rest: str) -> Table:
     row = Table.grid(padding=(0, 1))
-    row.add_column(overflow="ellipsis", no_wrap=True, max_width=46)
+    row.add_column(overflow="ellipsis", no_wrap=True, max_width=34)
     row.add_column(width=BAR_WIDTH)
     row.add_column(no_wrap=True)
-    bar = ProgressBar(total=total, completed=done or 0, pulse=done is None, width=BAR_WIDTH)
+    bar = ProgressBar(total=total, completed=done or 0, pulse=done is None, width=BAR_WIDTH, complete_style="cyan")
     row.add_row(Text(name), bar, Text(rest, style="dim"))
     return row
 

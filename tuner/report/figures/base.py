@@ -1,0 +1,92 @@
+"""A figure: what plotly draws, and the same numbers as a table to copy. Pure.
+
+Colours are names (`@accent`, `@ink`, `@muted`, `@soft`, `@line`, `@bad`) that the page replaces by those
+of the light or the dark theme when it draws, so that one page serves both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tuner.domain.measurement import metric
+from tuner.domain.outcome import Trial
+
+Cell = str | int | float | None
+Trace = dict[str, Any]
+
+ACCENT, INK, MUTED, SOFT, LINE, BAD = "@accent", "@ink", "@muted", "@soft", "@line", "@bad"
+LEAST_HEIGHT = 340
+MOST_LABELLED = 40
+"""Trials up to which each is drawn as a labelled line or row; beyond, points."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the report; `absent` says why there is none."""
+
+    key: str
+    title: str
+    says: str
+    """A sentence on how to read it."""
+    traces: list[Trace] = field(default_factory=list)
+    layout: dict[str, Any] = field(default_factory=dict)
+    header: list[str] = field(default_factory=list)
+    rows: list[list[Cell]] = field(default_factory=list)
+    absent: str = ""
+    height: int = LEAST_HEIGHT
+    full_width: bool = False
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the page's script draws."""
+        return {"key": self.key, "data": self.traces, "layout": {**self.layout, "height": self.height}}
+
+
+def axis(title: str, **more: Any) -> dict[str, Any]:
+    """An axis with a title."""
+    return {"title": {"text": title}, **more}
+
+
+def log_axis(title: str, values: Iterable[float], **more: Any) -> dict[str, Any]:
+    """A base-2 feel for chunk sizes: a log axis with a tick at each measured value, or fewer when many."""
+    ticks = sorted(set(values))
+    if len(ticks) > 12:
+        ticks = [t for t in (2.0**n for n in range(4, 20)) if ticks[0] / 1.5 <= t <= ticks[-1] * 1.5]
+    return axis(title, type="log", tickvals=ticks, ticktext=[f"{t:g}" for t in ticks], **more)
+
+
+def measured(trials: Sequence[Trial]) -> list[Trial]:
+    """Trials with numbers, whether or not they meet the constraints."""
+    return [t for t in trials if t.median is not None and t.state in ("completed", "infeasible", "pruned")]
+
+
+def value(trial: Trial, path: str) -> float | None:
+    """The trial's median at a metric path."""
+    return None if trial.median is None else metric(trial.median, path)
+
+
+def error_bars(trials: Sequence[Trial], path: str) -> dict[str, Any] | None:
+    """Plotly's asymmetric error bars from the trials' 95 % intervals; None when none has any."""
+    above: list[float] = []
+    below: list[float] = []
+    for trial in trials:
+        middle, interval = value(trial, path), trial.ci95.get(path)
+        low, high = interval if interval is not None and middle is not None else (0.0, 0.0)
+        above.append(0.0 if middle is None or interval is None else max(high - middle, 0.0))
+        below.append(0.0 if middle is None or interval is None else max(middle - low, 0.0))
+    if not any(above) and not any(below):
+        return None
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.2, "width": 4}
+
+
+def literal(text: str, limit: int = 60) -> str:
+    """Text that plotly shows as it is: it would read tags and entities in names, so they are spelt out."""
+    cut = text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return cut.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def rounded(number: float | None, digits: int = 3) -> float | None:
+    """For the copyable data: enough digits, no noise."""
+    return None if number is None else round(number, digits)
