@@ -62,6 +62,9 @@ class MeasuredCost:
         """UsageError when the tables are not installed or do not know the model, GPU or parallelism."""
         self._handle = _compiled(cost_model, gpu, tp)
         self._cache: dict[StepShape, float] = {}
+        # The tables are read at the first question; asked here, so that no request waits for that.
+        self.step_ms(StepShape(((64, 0), (64, 64)), (128, 128)))
+        self.step_ms(StepShape((), (128,)))
 
     def step_ms(self, shape: StepShape) -> float:
         if not shape.tokens:
@@ -157,6 +160,15 @@ def cost_model_name(model: str) -> str:
             if candidate in known:
                 return known[candidate]
     return model
+
+
+def max_position_embeddings(cost_model: str) -> int:
+    """The longest sequence of the model's own configuration; UsageError when the tables do not know the model."""
+    _refuse_unknown_model(cost_model)
+    utils = _tables("aiconfigurator_core.sdk.utils")
+    local = Path(cost_model).is_dir()
+    config = (utils._load_local_config if local else utils._load_pre_downloaded_hf_config)(cost_model)
+    return int(config.get("max_position_embeddings") or config["text_config"]["max_position_embeddings"])
 
 
 def _tables(module: str) -> Any:
