@@ -1,0 +1,1 @@
+"""Requests and streams: what is asked of a server, when, and what came back."""

@@ -1,0 +1,361 @@
+"""Drive one round against a server and note what it did."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from tuner.clock import SYSTEM_CLOCK, Clock
+from tuner.domain.observation import Phase, RequestRecord, RoundObservation
+from tuner.load.exchange import Exchange
+from tuner.load.keeping_up import client_stats, loop_lags_ms, mean_in_flight
+from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
+from tuner.load.proxied import carrier_for
+from tuner.load.target import Target
+
+TICK_S = 0.005
+_LOOK_EVERY = 20
+"""Ticks between looks at deadlines, progress and the engine."""
+FAILURES_ALLOWED = 0.10
+"""A round with a larger share of failed requests does not count."""
+_KEEP_BYTES = 256 << 20
+"""Replies kept unread; beyond this they are read as they end, which costs the round some time."""
+
+
+async def drive(
+    target: Target,
+    plan: RoundPlan,
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    stall_timeout_s: float = 60.0,
+    died: Callable[[], bool] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> RoundObservation:
+    """One round. Never raises for a failing server: `void` then says why the round cannot count.
+
+    `died` is polled (ten times a second): true ends the round. So does a server that sends nothing for
+    `stall_timeout_s` while requests wait, and a share of failures that no later success could mend.
+    `on_progress(ended, of)` is called now and then. Cancellation closes every connection and goes on.
+    """
+    round_ = _Round(target, plan, clock, stall_timeout_s, died, on_progress)
+    return await round_.run()
+
+
+class _Source:
+    """Where one of the plan's arrival processes stands."""
+
+    __slots__ = ("index", "next", "plan", "ready", "sent_measured", "timer")
+
+    def __init__(self, index: int, plan: Arrivals) -> None:
+        self.index = index
+        self.plan = plan
+        self.next = 0
+        self.ready: PlannedRequest | None = None
+        self.timer: asyncio.TimerHandle | None = None
+
+    def take(self) -> PlannedRequest | None:
+        """The next request; None when there is none left."""
+        if self.plan.count is not None and self.next >= self.plan.count:
+            return None
+        request = self.ready if self.ready is not None else self.plan.request(self.next)
+        self.ready = None
+        self.next += 1
+        return request
+
+    def prepare(self) -> None:
+        """Make the next request before it is needed."""
+        if self.ready is None and (self.plan.count is None or self.next < self.plan.count):
+            self.ready = self.plan.request(self.next)
+
+
+class _Round:
+    def __init__(
+        self,
+        target: Target,
+        plan: RoundPlan,
+        clock: Clock,
+        stall_timeout_s: float,
+        died: Callable[[], bool] | None,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self._target = target
+        self._plan = plan
+        self._clock = clock
+        self._stall_timeout_s = stall_timeout_s
+        self._died = died
+        self._on_progress = on_progress
+        self._carrier = carrier_for(target, plan.path, self._ended, clock)
+        self._sources = [_Source(i, a) for i, a in enumerate(plan.arrivals)]
+        self._exchanges: list[Exchange] = []
+        self._in_flight: dict[int, Exchange] = {}
+        self._seen_prefixes: set[int] = set()
+        self._max_in_flight = 0
+        self._lead_ended = 0
+        self._ended_count = 0
+        self._failed_count = 0
+        self._kept_bytes = 0
+        self._measuring = False
+        self._sending = True
+        self._void = ""
+        self._ticks_late: list[float] = []
+        self._tick_due = 0.0
+        self._tick_handle: asyncio.TimerHandle | None = None
+        self._last_progress_s = 0.0
+        self._progress_mark = (-1, -1)
+        self._total = sum(a.count or 0 for a in plan.arrivals)
+
+    async def run(self) -> RoundObservation:
+        loop = asyncio.get_running_loop()
+        self._over: asyncio.Future[None] = loop.create_future()
+        for source in self._sources:
+            source.prepare()
+        gc_was_on = gc.isenabled()
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        try:
+            await self._carrier.open(self._plan.expected_lanes)
+            self._started_s = self._last_progress_s = self._clock.monotonic_s()
+            self._tick_due = self._started_s + TICK_S
+            self._tick_handle = loop.call_later(TICK_S, self._tick)
+            self._begin()
+            await self._over
+        finally:
+            self._sending = False
+            if self._tick_handle is not None:
+                self._tick_handle.cancel()
+            for source in self._sources:
+                if source.timer is not None:
+                    source.timer.cancel()
+            await self._carrier.close()
+            gc.unfreeze()
+            if gc_was_on:
+                gc.enable()
+        return await self._observe()
+
+    def _begin(self) -> None:
+        """Everything that is due at the start, together."""
+        for source in self._sources:
+            concurrency = source.plan.concurrency
+            if concurrency is None:
+                self._schedule(source)
+                continue
+            for _ in range(concurrency):
+                request = source.take()
+                if request is None:
+                    break
+                self._send(source, request, self._started_s)
+        if not self._in_flight and all(s.timer is None for s in self._sources):
+            self._finish()
+
+    def _schedule(self, source: _Source) -> None:
+        """Open loop: wait for the next request's time."""
+        source.timer = None
+        if not self._sending:
+            return
+        source.prepare()
+        if source.ready is None:
+            return
+        due = self._started_s + (source.ready.at_s or 0.0)
+        wait = due - self._clock.monotonic_s()
+        source.timer = asyncio.get_running_loop().call_later(max(wait, 0.0), self._due, source, due)
+
+    def _due(self, source: _Source, due: float) -> None:
+        source.timer = None
+        # An event loop's timer may come a little early; the next turn of the loop is soon enough.
+        request = source.take()
+        if request is not None and self._sending:
+            self._send(source, request, due)
+            self._schedule(source)
+
+    def _phase(self, source: _Source, position: int, prefix_first: bool) -> Phase:
+        if self._plan.phase == "warmup":
+            return "warmup"
+        plan = source.plan
+        if position < plan.cold or (plan.firsts_are_cold and prefix_first):
+            return "cold"
+        if source.index == 0:
+            self._measuring = True
+            return "measured"
+        return "measured" if self._measuring else "cold"
+
+    def _send(self, source: _Source, request: PlannedRequest, intended_s: float) -> None:
+        prefix = request.prefix
+        first = prefix is not None and prefix not in self._seen_prefixes
+        if first:
+            assert prefix is not None
+            self._seen_prefixes.add(prefix)
+        index = len(self._exchanges)
+        phase = self._phase(source, source.next - 1, first)
+        exchange = Exchange(request, index, phase, intended_s, source.index, first)
+        self._exchanges.append(exchange)
+        in_flight = self._in_flight
+        in_flight[index] = exchange
+        if len(in_flight) > self._max_in_flight:
+            self._max_in_flight = len(in_flight)
+        self._carrier.send(exchange)
+
+    def _ended(self, exchange: Exchange) -> None:
+        """An exchange is over: the closed loop's slot is free."""
+        if self._in_flight.pop(exchange.index, None) is None:
+            return
+        self._ended_count += 1
+        source = self._sources[exchange.source]
+        if source.index == 0:
+            self._lead_ended += 1
+        if exchange.failure is not None or self._looks_failed(exchange):
+            self._failed_count += 1
+            if self._failed_count > FAILURES_ALLOWED * self._total and not self._void:
+                self._stop("too many requests failed")
+                return
+        if self._sending:
+            if self._lead_ended == self._plan.lead.count:
+                self._sending = False
+            elif source.plan.concurrency is not None:
+                request = source.take()
+                if request is not None:
+                    self._send(source, request, exchange.end_s or self._clock.monotonic_s())
+                    if source.plan.count is None:
+                        asyncio.get_running_loop().call_soon(source.prepare)
+        if not self._sending and not self._in_flight:
+            self._finish()
+        self._kept_bytes += sum(map(len, exchange.pieces)) if exchange.pieces else 0
+        if self._kept_bytes > _KEEP_BYTES:
+            self._read(exchange)
+
+    def _looks_failed(self, exchange: Exchange) -> bool:
+        framer = exchange.framer
+        status = framer.status if framer is not None else exchange.status
+        return status != 200
+
+    def _tick(self) -> None:
+        now = self._clock.monotonic_s()
+        self._ticks_late.append(now - self._tick_due)
+        if len(self._ticks_late) % _LOOK_EVERY == 0:
+            self._look(now)
+        if self._over.done():
+            return
+        now = self._clock.monotonic_s()
+        self._tick_due = now + TICK_S
+        self._tick_handle = asyncio.get_running_loop().call_later(TICK_S, self._tick)
+
+    def _look(self, now: float) -> None:
+        """Deadlines, progress, the engine."""
+        if self._died is not None and self._died():
+            self._stop("the engine died in mid-round", "cut", "the engine died")
+            return
+        limit = self._target.request_timeout_s
+        overdue = [e for e in self._in_flight.values() if now - e.sent_s > limit]
+        for exchange in overdue:
+            self._carrier.give_up(exchange, "timeout", f"no end within {limit:g} s")
+        received = sum(len(e.times) for e in self._in_flight.values())
+        mark = (self._ended_count, received)
+        if mark != self._progress_mark or not self._in_flight:
+            self._last_progress_s = now
+            if self._on_progress is not None and mark[0] != self._progress_mark[0]:
+                self._on_progress(self._ended_count, max(self._total, self._ended_count))
+            self._progress_mark = mark
+        elif now - self._last_progress_s > self._stall_timeout_s:
+            self._stop(
+                f"the server sent nothing for {self._stall_timeout_s:g} s while {len(self._in_flight)} requests waited",
+                "stalled",
+                f"the server sent nothing for {self._stall_timeout_s:g} s",
+            )
+
+    def _stop(self, void: str, code: str = "cut", text: str = "the round was given up") -> None:
+        """The round cannot count any more: end what is under way."""
+        self._void = self._void or void
+        self._sending = False
+        for exchange in list(self._in_flight.values()):
+            self._carrier.give_up(exchange, code, text)
+        self._finish()
+
+    def _finish(self) -> None:
+        if not self._over.done():
+            self._over.set_result(None)
+
+    def _read(self, exchange: Exchange) -> RequestRecord:
+        return exchange.read(
+            reports_cached_tokens=self._plan.reports_cached_tokens, secret=self._target.api_key or None
+        )
+
+    def _warm_start(self, records: Sequence[RequestRecord]) -> int | None:
+        if not records or not self._plan.must_start_cold:
+            return None
+        prefix = self._exchanges[0].request.prefix
+        same = [r for r, e in zip(records, self._exchanges, strict=True) if e.request.prefix == prefix]
+        return warm_start(records[0], same if prefix is not None else records[:1], self._plan.cached_allowance)
+
+    async def _observe(self) -> RoundObservation:
+        records: list[RequestRecord] = []
+        for number, exchange in enumerate(self._exchanges):
+            records.append(self._read(exchange))
+            if number % 64 == 63:
+                await asyncio.sleep(0)
+        lead = [r for r, e in zip(records, self._exchanges, strict=True) if e.source == 0]
+        measured = [r for r in lead if r.phase != "cold"] or lead
+        ends = [r.finished_s for r in measured if r.finished_s is not None]
+        begins = [r.sent_s for r in measured]
+        asked = None
+        busy = None
+        if all(a.concurrency is not None for a in self._plan.arrivals):
+            asked = sum(a.concurrency or 0 for a in self._plan.arrivals)
+        lead_asked = self._plan.lead.concurrency
+        if lead_asked and lead:
+            # The closed loop is full until its last request is sent; after that it may run dry.
+            spans = [(r.sent_s, r.finished_s) for r in lead if r.finished_s is not None]
+            busy = mean_in_flight(spans, self._started_s, max(r.sent_s for r in lead))
+        client = client_stats(
+            records,
+            loop_lags_ms(self._ticks_late, TICK_S),
+            max_in_flight=self._max_in_flight,
+            asked_in_flight=asked if asked is not None else lead_asked,
+            busy_in_flight=None if busy is None or not lead_asked else busy,
+        )
+        observation = RoundObservation(
+            records=records,
+            client=client,
+            started_s=self._started_s,
+            measured_from_s=min(begins, default=self._started_s),
+            measured_to_s=max(ends, default=self._started_s),
+        )
+        warm = self._warm_start(records)
+        observation.void = void_reason(self._plan, records, self._void, warm, client.limited_reason)
+        return observation
+
+
+def void_reason(plan: RoundPlan, records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: str) -> str:
+    """Why the round does not count; '' when it does. `warm`: see `warm_start`."""
+    failed = [r for r in records if r.error is not None]
+    if failed and (stopped or len(failed) > FAILURES_ALLOWED * len(records)):
+        counts = Counter(r.error_code or "unknown" for r in failed)
+        kinds = ", ".join(f"{n} {code}" for code, n in counts.most_common())
+        own = [r for r in failed if r.error != "the round was given up"] or failed
+        what = stopped or "too many requests failed"
+        return f"{what}: {len(failed)} of {len(records)} ({kinds}); the first: {own[0].error}"
+    if stopped:
+        return stopped
+    if plan.phase == "warmup":
+        return ""
+    if warm is not None:
+        return (
+            f"the first request found {warm} tokens cached: the prompt was not new to this server, "
+            "so the round says nothing about a cold start"
+        )
+    return f"the client was the limit: {limited}" if limited else ""
+
+
+def warm_start(first: RequestRecord, same_prefix: Sequence[RequestRecord], allowance: int) -> int | None:
+    """Tokens that the very first prompt found cached; None when it started cold or the server does not say.
+
+    A server takes a burst in an order of its own, so any request of the same prefix that was sent before the
+    first one's first token may be the one that found nothing; what counts is the least that one of them found.
+    """
+    until = first.first_token_s
+    if until is None or first.cached_tokens is None:
+        return None
+    found = [r.cached_tokens for r in same_prefix if r.ok and r.cached_tokens is not None and r.sent_s <= until]
+    least = min(found, default=first.cached_tokens)
+    return least if least > allowance else None

@@ -1,0 +1,170 @@
+"""One request on its way, and what became of it once the round is over."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from tuner.domain.observation import Phase, RequestRecord
+from tuner.load.framing import Framer, FramingError
+from tuner.load.plan import PlannedRequest
+from tuner.load.reply import Reply, body_text
+from tuner.load.sse import SseParser
+
+_PLAIN_HEAD = b"data: {"
+_PLAIN_TAIL = b"}\n\n\r\n"
+
+
+class Exchange:
+    """A request and the bytes that answered it, each piece with its arrival time; read after the round."""
+
+    __slots__ = (
+        "end_s",
+        "failure",
+        "fed",
+        "framer",
+        "index",
+        "intended_s",
+        "phase",
+        "pieces",
+        "prefix_first",
+        "record",
+        "request",
+        "resent",
+        "sent_s",
+        "slot",
+        "source",
+        "status",
+        "times",
+    )
+
+    def __init__(
+        self, request: PlannedRequest, index: int, phase: Phase, intended_s: float, source: int, prefix_first: bool
+    ) -> None:
+        self.request = request
+        self.index = index
+        self.phase: Phase = phase
+        self.intended_s = intended_s
+        self.source = source
+        """Which of the plan's arrivals sent it."""
+        self.prefix_first = prefix_first
+        self.sent_s = intended_s
+        self.times: list[float] = []
+        self.pieces: list[bytes] = []
+        self.fed = 0
+        """Pieces that the framer has seen."""
+        self.framer: Framer | None = Framer()
+        """None: the pieces are body already, `status` is known."""
+        self.status: int | None = None
+        self.end_s: float | None = None
+        self.failure: tuple[str, str] | None = None
+        """Code and sentence of what broke on the way; None when the response ended by itself."""
+        self.resent = False
+        self.slot: object | None = None
+        """What carries it now."""
+        self.record: RequestRecord | None = None
+
+    def read(self, *, reports_cached_tokens: bool = False, secret: str | None = None) -> RequestRecord:
+        """The record; `secret` is blotted out of what the server said. Drops the bytes."""
+        if self.record is None:
+            self.record = _read(self, reports_cached_tokens, secret)
+            self.pieces = []
+            self.times = []
+        return self.record
+
+
+def _read(exchange: Exchange, reports_cached_tokens: bool, secret: str | None) -> RequestRecord:
+    record = RequestRecord(
+        index=exchange.index,
+        phase=exchange.phase,
+        intended_s=exchange.intended_s,
+        sent_s=exchange.sent_s,
+        prompt_tokens_planned=exchange.request.prompt_tokens,
+        output_tokens_planned=exchange.request.output_tokens,
+        group=exchange.request.group,
+        prefix_first=exchange.prefix_first,
+    )
+    raw = exchange.framer is not None
+    framer = Framer()
+    parser = SseParser()
+    reply = Reply()
+    other: list[bytes] = []
+    failure = exchange.failure
+    try:
+        for at_s, piece in zip(exchange.times, exchange.pieces, strict=True):
+            if raw and framer.between_chunks and parser.between_events:
+                data = _plain_event(piece)
+                if data is not None:
+                    reply.take_json(data, at_s)
+                    continue
+            body = framer.feed(piece) if raw else piece
+            if not body:
+                continue
+            if (framer.status if raw else exchange.status) != 200:
+                other.append(body)
+                continue
+            for event in parser.feed(body):
+                reply.take(event, at_s)
+    except FramingError as error:
+        failure = failure or ("stream_error", f"the response breaks HTTP: {error}")
+    reply.close()
+    if parser.pending == b"[DONE]":
+        # Some servers leave out the blank line behind the last event.
+        reply.done = True
+    record.status = framer.status if raw else exchange.status
+    record.prompt_tokens = reply.prompt_tokens
+    record.output_tokens = reply.output_tokens
+    record.cached_tokens = reply.cached_tokens
+    if reply.cached_tokens is None and reports_cached_tokens and reply.prompt_tokens is not None:
+        record.cached_tokens = 0
+    times = reply.token_times
+    if times:
+        record.first_token_s = times[0]
+        record.last_token_s = times[-1]
+        record.token_gaps_ms = [(b - a) * 1e3 for a, b in pairwise(times)]
+    record.first_answer_s = reply.first_answer_s
+    record.deltas = len(times)
+    record.finished_s = exchange.end_s
+    code_and_text = failure_of(record.status, reply, failure, b"".join(other), parser.pending)
+    if code_and_text is not None:
+        record.error_code, record.error = code_and_text
+        if secret:
+            record.error = record.error.replace(secret, "***")
+    return record
+
+
+def failure_of(
+    status: int | None, reply: Reply, failure: tuple[str, str] | None, other: bytes, pending: bytes
+) -> tuple[str, str] | None:
+    """Why a reply is no success: code and sentence; None when it is one."""
+    if status is not None and status != 200:
+        text = body_text(other)
+        if status in (401, 403):
+            return "auth", f"HTTP {status}: {text}"
+        return "http_error", f"HTTP {status}: {text}"
+    if reply.error is not None:
+        return "stream_error", reply.error
+    if failure is not None:
+        return failure
+    if not (reply.finished or reply.done):
+        tokens = len(reply.token_times)
+        if not tokens and pending:
+            return "no_token", f"the reply is no stream of events: {body_text(pending)}"
+        return "cut", f"the stream ended after {tokens} tokens, without a finish reason or [DONE]"
+    if not reply.token_times:
+        return "no_token", "the stream ended without a single token"
+    return None
+
+
+def _plain_event(piece: bytes) -> bytes | None:
+    """The JSON of a piece that is exactly one chunk with one single-line event; None for any other piece."""
+    if not piece.endswith(_PLAIN_TAIL) or piece.count(b"\n") != 4 or piece.count(b"\r") != 2:
+        return None
+    end = piece.find(b"\r\n")
+    start = end + 2
+    if not piece.startswith(_PLAIN_HEAD, start):
+        return None
+    try:
+        size = int(piece[:end], 16)
+    except ValueError:
+        return None
+    return piece[start + 6 : -4] if size == len(piece) - start - 2 else None

@@ -1,0 +1,72 @@
+"""Small questions to a server: JSON in, JSON out, through aiohttp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import aiohttp
+import orjson
+
+from tuner.errors import LoadError
+from tuner.load.proxied import session_for
+from tuner.load.reply import body_text
+from tuner.load.target import Target
+
+ASK_TIMEOUT_S = 60.0
+
+
+class Questions:
+    """A session for questions beside the load; an async context manager."""
+
+    def __init__(self, target: Target, timeout_s: float = ASK_TIMEOUT_S) -> None:
+        self._target = target
+        self._timeout_s = timeout_s
+        self._session: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Questions:
+        self._session = session_for(self._target, self._timeout_s)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        """Status and body; LoadError `refused` where nothing answers, `timeout` where nothing comes."""
+        assert self._session is not None
+        data = None if body is None else orjson.dumps(body)
+        try:
+            async with self._session.request(method, self._target.base + path, data=data) as response:
+                return response.status, await response.read()
+        except TimeoutError:
+            raise LoadError(
+                "timeout",
+                f"{self._target.base}{path} did not answer within {self._timeout_s:g} s",
+                "Is the server still starting, or busy with other load?",
+            ) from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise LoadError(
+                "refused",
+                f"no connection to {self._target.base}: {error}",
+                "Is the server up, and is this its address?",
+            ) from None
+
+    @property
+    def secret(self) -> str | None:
+        """The key, to be blotted out of whatever is kept."""
+        return self._target.api_key or None
+
+    def shown(self, body: bytes) -> str:
+        """What a reply's body says, without the key."""
+        text = body_text(body)
+        key = self._target.api_key
+        return text.replace(key, "***") if key else text
+
+
+def as_object(body: bytes) -> dict[str, Any] | None:
+    """The JSON object in a body, None when there is none."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+    return value if isinstance(value, dict) else None

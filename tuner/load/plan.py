@@ -1,0 +1,70 @@
+"""What one round sends: bodies made ready beforehand, and when they are due."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from tuner.domain.observation import Phase
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request, serialized: the round spends no time on it but sending."""
+
+    body: bytes
+    prompt_tokens: int | None
+    """None where the length is the server's to say (bodies from a file)."""
+    output_tokens: int | None
+    group: str = ""
+    prefix: int | None = None
+    """Which shared prefix it begins with; None: one of its own."""
+    at_s: float | None = None
+    """Open loop: when it is due, seconds after the start of the round."""
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """One arrival process: a closed loop (`concurrency`) or a schedule (`at_s` of its requests).
+
+    `count` requests; None: it runs beside the others until they are done. `request(i)` is the same for
+    the same i, and may be made on demand.
+    """
+
+    request: Callable[[int], PlannedRequest]
+    count: int | None
+    concurrency: int | None = None
+    """Closed loop: kept in flight. None: each request goes out at its `at_s`, whatever the server does."""
+    cold: int = 0
+    """So many first requests are the cold burst."""
+    firsts_are_cold: bool = False
+    """Open loop: the first request of each prefix is cold, not measured."""
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """A round, ready to be driven. `arrivals[0]` leads: its measured requests span the measured part."""
+
+    key: str
+    path: str
+    """Below the server's base, such as `/v1/completions`."""
+    arrivals: tuple[Arrivals, ...]
+    phase: Phase = "measured"
+    """`warmup`: nothing in it is measured, nothing voids it."""
+    must_start_cold: bool = True
+    """The first request must find nothing cached, else the round is void."""
+    cached_allowance: int = 0
+    """Tokens that every prompt of this server begins with (a chat template): cached is no proof of warmth."""
+    reports_cached_tokens: bool = False
+    """`usage` without `cached_tokens` then means none."""
+    labels: tuple[str, ...] = field(default=())
+    """What the reader of the numbers has to know about this load."""
+
+    @property
+    def lead(self) -> Arrivals:
+        return self.arrivals[0]
+
+    @property
+    def expected_lanes(self) -> int:
+        """Connections to open before the round; an open loop opens more when it needs them."""
+        return sum(a.concurrency if a.concurrency is not None else 8 for a in self.arrivals)

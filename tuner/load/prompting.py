@@ -1,0 +1,91 @@
+"""Token counts become request bodies."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+
+import numpy as np
+import orjson
+
+from tuner.load.target import Api
+from tuner.load.vocabulary import Vocabulary
+from tuner.load.words import OPENING
+
+
+def generator(seed: int, *what: object) -> np.random.Generator:
+    """A generator of its own for each thing that is drawn: the same arguments, the same numbers, anywhere."""
+    digest = hashlib.sha256("\x1f".join(map(str, (seed, *what))).encode()).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big"))
+
+
+@dataclass(frozen=True)
+class Text:
+    """So many tokens of content, drawn already: JSON ids for a token-id prompt, else plain words."""
+
+    tokens: int
+    json_ids: bytes = b""
+    words: str = ""
+
+
+@dataclass(frozen=True)
+class Prompter:
+    """Renders bodies for one server. A prompt is a system part and a user part, each of an exact length.
+
+    With `ids` the prompt is a list of token ids. Otherwise it is text of words that are one token each; then
+    `overhead` (beginning of text, chat template) comes on top of the two lengths and is counted in.
+    """
+
+    model: str
+    api: Api
+    vocabulary: Vocabulary
+    ids: bool
+    overhead: int = 0
+    """Tokens on top of a user part alone."""
+    overhead_system: int = 0
+    """Tokens on top of both parts."""
+    constants: dict[str, object] = field(
+        default_factory=lambda: {
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+    )
+
+    def draw(self, rng: np.random.Generator, tokens: int) -> Text:
+        """Fresh content of `tokens` tokens."""
+        if tokens <= 0:
+            return Text(0)
+        if self.ids:
+            ids = np.asarray(self.vocabulary.ids)
+            drawn = ids[rng.integers(0, len(ids), tokens)]
+            return Text(tokens, json_ids=orjson.dumps(drawn.tolist())[1:-1])
+        count = max(1, round(tokens / self.vocabulary.tokens_per_word))
+        words = np.asarray(self.vocabulary.words)
+        drawn_words = [OPENING, *words[rng.integers(0, len(words), count - 1)].tolist()]
+        return Text(tokens, words=" ".join(drawn_words))
+
+    def total_tokens(self, system_tokens: int, user_tokens: int) -> int:
+        """What the server will count for a prompt of these two parts."""
+        overhead = self.overhead_system if system_tokens else self.overhead
+        return system_tokens + user_tokens + overhead
+
+    def body(self, system: Text | None, user: Text, output_tokens: int) -> bytes:
+        """The request's JSON."""
+        fixed = {"model": self.model, "max_tokens": output_tokens, **self.constants}
+        if self.ids:
+            prompt = b",".join(p.json_ids for p in (system, user) if p is not None and p.tokens)
+            return b'%b,"prompt":[%b]}' % (orjson.dumps(fixed)[:-1], prompt)
+        shared = system.words if system is not None else ""
+        if self.api == "chat":
+            messages = [{"role": "user", "content": user.words}]
+            if shared:
+                messages.insert(0, {"role": "system", "content": shared})
+            return orjson.dumps({**fixed, "messages": messages})
+        return orjson.dumps({**fixed, "prompt": f"{shared} {user.words}" if shared else user.words})
+
+    def many_ids(self, rng: np.random.Generator, tokens: int) -> list[int]:
+        """Ids for a block of tokens that has an identity of its own; indices of words where prompts are text."""
+        pool = len(self.vocabulary.ids) if self.ids else len(self.vocabulary.words)
+        return [int(i) for i in rng.integers(0, pool, tokens)]

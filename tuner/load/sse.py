@@ -1,0 +1,91 @@
+"""Server-sent events from bytes. Pure; right for any split of the bytes.
+
+Follows the WHATWG HTML standard, 'Server-sent events': lines end in LF, CRLF or CR; a line that begins with
+a colon is a comment; several `data` lines of one event are joined with LF; a blank line dispatches; an event
+that the end of the stream cuts off is dropped.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One dispatched event."""
+
+    data: bytes
+    name: bytes = b""
+    """The `event` field; '' for most."""
+
+
+class SseParser:
+    """Feed it bytes as they come; it gives back the events that they complete."""
+
+    __slots__ = ("_after_cr", "_buffer", "_data", "_first", "_name")
+
+    def __init__(self) -> None:
+        self._buffer = b""
+        self._data: list[bytes] = []
+        self._name = b""
+        self._after_cr = False
+        self._first = True
+
+    def feed(self, data: bytes) -> list[Event]:
+        """Events completed by `data`, in order."""
+        if not data:
+            return []
+        if self._after_cr:
+            # A CR ended the last line of the piece before; an LF that follows belongs to it.
+            self._after_cr = False
+            if data[0] == 0x0A:
+                data = data[1:]
+        buffer = self._buffer + data if self._buffer else data
+        if self._first:
+            if buffer[:3] == b"\xef\xbb\xbf":
+                buffer = buffer[3:]
+            elif b"\xef\xbb\xbf".startswith(buffer):
+                self._buffer = buffer
+                return []
+            self._first = False
+        if b"\r" in buffer:
+            self._after_cr = buffer.endswith(b"\r")
+            buffer = buffer.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = buffer.split(b"\n")
+        self._buffer = lines.pop()
+        events: list[Event] = []
+        for line in lines:
+            if line:
+                self._field(line)
+            elif self._data:
+                events.append(Event(b"\n".join(self._data), self._name))
+                self._data = []
+                self._name = b""
+            else:
+                self._name = b""
+        return events
+
+    def _field(self, line: bytes) -> None:
+        if line.startswith(b"data:"):
+            self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+            return
+        name, colon, value = line.partition(b":")
+        if colon and value[:1] == b" ":
+            value = value[1:]
+        if name == b"event":
+            self._name = value
+        elif name == b"data":
+            self._data.append(value)
+
+    @property
+    def between_events(self) -> bool:
+        """True where a new event begins and nothing is held back."""
+        return not (self._first or self._buffer or self._data or self._name or self._after_cr)
+
+    @property
+    def pending(self) -> bytes:
+        """Data of an event that was begun and not dispatched; at the end of the stream: it was cut off."""
+        lines = [*self._data]
+        if self._buffer.startswith(b"data:"):
+            lines.append(self._buffer[5:].removeprefix(b" "))
+        return b"\n".join(lines)
