@@ -97,6 +97,8 @@ class Plan:
             f"tensor_parallel_size={self.tp}, pretended hardware: {self.tp} x {self.gpu}, "
             f"step times of {self.cost_model}",
             f"Model loading took {memory.weights_bytes / GIB:.2f} GiB memory and 0.000000 seconds",
+            f"Actual usage is {memory.weights_bytes / GIB:.2f} GiB for consumed memory (weights + non-torch), "
+            f"{memory.activation_bytes / GIB:.2f} GiB for peak activation, and 0.0 GiB for CUDAGraph memory.",
             f"Available KV cache memory: {self.kv_bytes / GIB:.2f} GiB",
             f"GPU KV cache size: {self.kv_tokens:,} tokens, Maximum concurrency for {length:,} tokens per request: "
             f"{self.max_concurrency:.2f}x",
@@ -116,7 +118,7 @@ def make_plan(options: argparse.Namespace, hardware: Hardware) -> Plan:
             f"World size ({tp}) is larger than the number of available GPUs ({hardware.count}) in this node. "
             "If this is intentional and you are using:"
         )
-    cost_model = hardware.cost_model or cost_model_name(options.model)
+    cost_model = cost_model_name(hardware.cost_model or options.model)
     derived = max_position_embeddings(cost_model)
     length = options.max_model_len or derived
     if length > derived:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 from tuner.sim import bpe
 
+TINY_MODEL = "chunktune/tiny"
+"""The name under which profiles ask for this model."""
+
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
 )
-"""Role, colon, content, a line each; `tuner.sim.text.chat_prompt` writes the same."""
+"""Role, colon, content, a line each; `tuner.sim.api.chat_prompt` writes the same."""
 
 
 def make_tiny_model(
@@ -130,3 +134,14 @@ def make_tiny_model(
     ):
         (directory / name).write_text(json.dumps(document, ensure_ascii=False, indent=1) + "\n")
     return directory
+
+
+def resolve_model(model: str) -> str:
+    """A folder with the tiny model, written now, where `model` asks for it by name; any other name as it is.
+
+    The folder is the same every time, so that a command that names it starts again later.
+    """
+    if model != TINY_MODEL:
+        return model
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return str(make_tiny_model(cache / "chunktune" / "tiny-llama"))
