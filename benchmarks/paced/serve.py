@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from tuner.errors import UsageError  # noqa: E402
-from tuner.sim.cost import cost_model_name, plan_memory  # noqa: E402
+from tuner.sim.tables import cost_model_name, plan_memory  # noqa: E402
 from tuner.sim.tiny_model import make_tiny_model  # noqa: E402
 
 CPU_BLOCK = 32

@@ -12,8 +12,8 @@ from typing import Any
 from tuner.errors import UsageError
 from tuner.scheduler.decisions import Budget
 from tuner.sim.core import SchedulerConfig
-from tuner.sim.cost import MemoryPlan, cost_model_name, max_position_embeddings, plan_memory
 from tuner.sim.pipeline import Timing
+from tuner.sim.tables import MemoryPlan, cost_model_name, max_position_embeddings, plan_memory
 
 GIB = 1 << 30
 PLUGIN = "tuner.scheduler.ReuseBudgetScheduler"
