@@ -9,6 +9,8 @@ import numpy as np
 
 from tuner.domain.units import TokenRange
 
+_GOLDEN = (5**0.5 - 1) / 2
+
 
 def due_times_s(rng: np.random.Generator, rate: float, burstiness: float, count: int) -> list[float]:
     """The first `count` of `endless_due_s`."""
@@ -37,6 +39,15 @@ def spread(rng: np.random.Generator, bounds: TokenRange, count: int) -> list[int
     values = low + np.floor(share * (high - low + 1)).astype(int)
     rng.shuffle(values)
     return [int(v) for v in values]
+
+
+def endless_spread(start: float, bounds: TokenRange, position: int) -> int:
+    """The number at `position` of an endless sequence that covers the inclusive range evenly from any start on.
+
+    Multiples of the golden ratio, modulo 1 (a Weyl sequence); `start` in [0, 1) shifts it.
+    """
+    low, high = bounds
+    return low + int((start + position * _GOLDEN) % 1.0 * (high - low + 1))
 
 
 def deal(rng: np.random.Generator, weights: list[float], count: int) -> list[int]:

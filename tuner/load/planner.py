@@ -13,7 +13,10 @@ from tuner.load.prompting import Prompter
 from tuner.load.rendering import ask_prompter
 from tuner.load.target import Target
 from tuner.load.workloads.base import Load
+from tuner.load.workloads.mixed import MixedLoad
+from tuner.load.workloads.prompts import PromptsLoad
 from tuner.load.workloads.shared_prefix import SharedPrefixLoad
+from tuner.load.workloads.trace import TraceLoad
 
 AnyWorkload = SharedPrefixWorkload | MixedWorkload | TraceWorkload | PromptsWorkload
 
@@ -46,7 +49,7 @@ class Planner:
         async with Questions(target) as questions:
             asked = await ask_prompter(questions, facts)
         load = make_load(workload, asked.prompter, seed, base_dir)
-        labels = tuple(label for label in (facts.label, asked.label) if label)
+        labels = tuple(label for label in (facts.label, asked.label, load.label) if label)
         planner = cls(asked.prompter, load, facts, labels, asked.shared_tokens)
         planner.refuse_too_long()
         return planner
@@ -90,7 +93,11 @@ class Planner:
 
 
 def make_load(workload: AnyWorkload, prompter: Prompter, seed: int, base_dir: Path) -> Load:
-    """The load of a workload's kind."""
+    """The load of a workload's kind. FileFormatError or UsageError for a file that does not fit."""
     if isinstance(workload, SharedPrefixWorkload):
         return SharedPrefixLoad(workload, prompter, seed)
-    raise UsageError(f"workload.kind {workload.kind!r} is not known here")
+    if isinstance(workload, MixedWorkload):
+        return MixedLoad(workload, prompter, seed)
+    if isinstance(workload, TraceWorkload):
+        return TraceLoad(workload, prompter, seed, base_dir)
+    return PromptsLoad(workload, prompter, seed, base_dir)

@@ -54,7 +54,7 @@ class Prompter:
     )
 
     def draw(self, rng: np.random.Generator, tokens: int) -> Text:
-        """Fresh content of `tokens` tokens."""
+        """Fresh content of `tokens` tokens; fewer tokens from an equal generator are a beginning of more."""
         if tokens <= 0:
             return Text(0)
         if self.ids:
@@ -66,6 +66,15 @@ class Prompter:
         drawn_words = [OPENING, *words[rng.integers(0, len(words), count - 1)].tolist()]
         return Text(tokens, words=" ".join(drawn_words))
 
+    def join(self, parts: list[Text]) -> Text:
+        """One text of several, one after the other."""
+        kept = [p for p in parts if p.tokens]
+        return Text(
+            sum(p.tokens for p in kept),
+            json_ids=b",".join(p.json_ids for p in kept) if self.ids else b"",
+            words=" ".join(p.words for p in kept),
+        )
+
     def total_tokens(self, system_tokens: int, user_tokens: int) -> int:
         """What the server will count for a prompt of these two parts."""
         overhead = self.overhead_system if system_tokens else self.overhead
@@ -75,7 +84,7 @@ class Prompter:
         """The request's JSON."""
         fixed = {"model": self.model, "max_tokens": output_tokens, **self.constants}
         if self.ids:
-            prompt = b",".join(p.json_ids for p in (system, user) if p is not None and p.tokens)
+            prompt = self.join([p for p in (system, user) if p is not None]).json_ids
             return b'%b,"prompt":[%b]}' % (orjson.dumps(fixed)[:-1], prompt)
         shared = system.words if system is not None else ""
         if self.api == "chat":
@@ -84,8 +93,3 @@ class Prompter:
                 messages.insert(0, {"role": "system", "content": shared})
             return orjson.dumps({**fixed, "messages": messages})
         return orjson.dumps({**fixed, "prompt": f"{shared} {user.words}" if shared else user.words})
-
-    def many_ids(self, rng: np.random.Generator, tokens: int) -> list[int]:
-        """Ids for a block of tokens that has an identity of its own; indices of words where prompts are text."""
-        pool = len(self.vocabulary.ids) if self.ids else len(self.vocabulary.words)
-        return [int(i) for i in rng.integers(0, pool, tokens)]

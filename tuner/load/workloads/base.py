@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Protocol
 
-from tuner.load.plan import Arrivals
+from tuner.load.plan import Arrivals, PlannedRequest
 
 
 class Load(Protocol):
     """The content and the arrivals of a workload, for one server."""
+
+    label: str
+    """What the reader of the numbers has to know, '' for nothing."""
 
     def arrivals(self, key: str) -> tuple[Arrivals, ...]:
         """A round's; new content for every key, the leading process first."""
@@ -21,3 +25,18 @@ class Load(Protocol):
     def longest_tokens(self) -> int | None:
         """Prompt and output of the longest request; None where only the server can count."""
         ...
+
+
+def until_measured(requests: Iterable[PlannedRequest], measured: int) -> list[PlannedRequest]:
+    """Open loop: the beginning of `requests` in which so many are not the first of their prefix."""
+    chosen: list[PlannedRequest] = []
+    seen: set[int] = set()
+    for request in requests:
+        if not measured:
+            break
+        chosen.append(request)
+        if request.prefix is None or request.prefix in seen:
+            measured -= 1
+        else:
+            seen.add(request.prefix)
+    return chosen

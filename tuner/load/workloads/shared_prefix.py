@@ -6,10 +6,13 @@ from tuner.domain.workload import SharedPrefixWorkload
 from tuner.load.arrivals import deal, due_times_s, spread
 from tuner.load.plan import Arrivals, PlannedRequest
 from tuner.load.prompting import Prompter, Text, generator
+from tuner.load.workloads.base import until_measured
 
 
 class SharedPrefixLoad:
     """Every round draws system prompts of its own; every request has a user part of its own."""
+
+    label = ""
 
     def __init__(self, workload: SharedPrefixWorkload, prompter: Prompter, seed: int) -> None:
         self._workload = workload
@@ -39,10 +42,12 @@ class SharedPrefixLoad:
             self._request(systems, visit, self._prompter.draw(content, user), output, due)
             for visit, user, output, due in zip(visits, users, outputs, dues, strict=True)
         ]
+        if workload.open_loop:
+            requests = until_measured(requests, workload.requests)
         return (
             Arrivals(
                 request=requests.__getitem__,
-                count=total,
+                count=len(requests),
                 concurrency=workload.concurrency,
                 cold=cold if workload.concurrency is not None else 0,
                 firsts_are_cold=workload.concurrency is None,
