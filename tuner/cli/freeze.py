@@ -2,9 +2,145 @@
 
 from __future__ import annotations
 
-from tuner.errors import UsageError
+import enum
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from tuner.domain.frozen import Frozen
+    from tuner.trial.artifacts import StudyRecord
 
 
-def freeze() -> int:
-    """Not built yet."""
-    raise UsageError("freeze is not built yet")
+class Format(enum.StrEnum):
+    """What `freeze` can write."""
+
+    json = "json"
+    yaml = "yaml"
+    args = "args"
+
+
+def freeze(
+    study_dir: Annotated[
+        Path | None, typer.Argument(help="Folder of a study; by default the newest below --out.", show_default=False)
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; stdout without it.", show_default=False)
+    ] = None,
+    format_: Annotated[
+        Format,
+        typer.Option(
+            "--format", help="json: the document; yaml: for `vllm serve --config`; args: a shell-quoted command line."
+        ),
+    ] = Format.json,
+    trial: Annotated[
+        int | None, typer.Option("--trial", help="Freeze this trial in place of the winner.", show_default=False)
+    ] = None,
+    allow_simulated: Annotated[
+        bool, typer.Option("--allow-simulated", help="Freeze a result of the simulated engine too.")
+    ] = False,
+    out: Annotated[Path, typer.Option("--out", help="Where studies are.")] = Path("results"),
+    json_: Annotated[bool, typer.Option("--json", help="Print the frozen document on stdout, whatever else.")] = False,
+) -> int:
+    """Write the winner of a study as a frozen configuration: JSON, YAML for vLLM, or a command line."""
+    from tuner.freeze import to_args, to_json, to_yaml
+    from tuner.trial.artifacts import newest_study, read_study
+
+    record = read_study(study_dir if study_dir is not None else newest_study(out))
+    if study_dir is None:
+        _say(f"study: {record.directory}")
+    frozen = frozen_of(record, trial)
+    if frozen.simulated:
+        refuse_simulated(frozen, f"study {record.study.study}", allow_simulated)
+    text = {Format.json: to_json, Format.yaml: to_yaml, Format.args: to_args}[format_](frozen)
+    if output is not None:
+        _write(output, text)
+    if json_:
+        sys.stdout.write(to_json(frozen))
+    elif output is None:
+        sys.stdout.write(text)
+    return 0
+
+
+def frozen_of(record: StudyRecord, number: int | None) -> Frozen:
+    """The study's winner, or trial `number`, frozen. NoVerdict when there is no winner."""
+    from pydantic import ValidationError
+
+    from tuner.domain.profile import Profile
+    from tuner.errors import FileFormatError, NoVerdict, UsageError
+    from tuner.freeze import control_of, freeze_trial, repeats_of
+
+    if number is None:
+        if record.summary is None:
+            raise UsageError(
+                f"{record.directory} is not finished: it has no winner yet",
+                "Run the same `chunktune sweep` again to continue it, or name a trial with --trial.",
+            )
+        number = record.summary.best
+        if number is None:
+            raise NoVerdict(
+                f"study {record.study.study} has no winner: no candidate meets the constraints",
+                "See its summary; --trial freezes a trial of your choice.",
+            )
+    chosen = next((t for t in record.trials if t.number == number), None)
+    if chosen is None:
+        known = ", ".join(str(t.number) for t in record.trials) or "none"
+        raise UsageError(f"study {record.study.study} has no trial {number}", f"Trials there: {known}.")
+    try:
+        profile = Profile.model_validate(record.study.profile)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise FileFormatError(f"{record.directory}/study.json: profile.{where}: {first['msg']}") from None
+    return freeze_trial(
+        chosen,
+        repeats_of(chosen, record.trials),
+        record.study,
+        profile,
+        control=control_of(record.trials),
+        counts=record.summary.counts if record.summary else None,
+    )
+
+
+def refuse_simulated(frozen: Frozen, what: str, allowed: bool) -> None:
+    """UsageError unless a simulated result is allowed; then a warning."""
+    from tuner.errors import UsageError
+
+    if not allowed:
+        raise UsageError(
+            f"{what} is SIMULATED: its numbers were never measured on a GPU",
+            "Sweep with --engine vllm on a GPU node, or add --allow-simulated if that is what you want.",
+        )
+    _say(f"warning: {what} is SIMULATED")
+
+
+def _write(path: Path, text: str) -> None:
+    from tuner.errors import UsageError
+    from tuner.files import write_whole
+
+    verb = "wrote"
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "Name a file.")
+    if path.exists():
+        if not _is_ours(path):
+            raise UsageError(f"{path} exists and was not written by chunktune", "Remove it, or name another file.")
+        verb = "replaced"
+    try:
+        write_whole(path, text.encode())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    _say(f"{verb} {path}")
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        head = path.read_bytes()[:4096]
+    except OSError:
+        return False
+    return not head.strip() or b"chunktune.frozen/" in head or b"Frozen by chunktune" in head or b" serve " in head
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"chunktune: {text}\n")
