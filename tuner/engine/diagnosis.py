@@ -18,7 +18,7 @@ Phase = Literal["start", "load"]
 _USAGE = re.compile(r"^\S+(?: \w+)?: error: (?P<what>.*)$")
 _UNKNOWN_ARGUMENTS = re.compile(r"^(?:unrecognized arguments?|no such option|ambiguous option):? (?P<words>.*)$")
 _PYDANTIC = re.compile(
-    r"(?P<head>\d+ validation errors? for \w+)\s+(?:(?P<field>(?!Value error)\w+)\s+)?"
+    r"(?P<head>\d+ validation errors? for \w+)\s+(?:(?P<field>(?!Value error|Assertion failed)\w+)\s+)?"
     r"(?:Value error, |Assertion failed, )?(?P<body>.*?)\s*\[type=",
     re.DOTALL,
 )
@@ -48,7 +48,8 @@ def diagnose(log_lines: Sequence[str], exit_code: int | None, *, phase: Phase) -
     found = [e for e in exceptions(lines) if not WRAPPERS.search(str(e))]
     known = _known([str(e) for e in found]) or _known(_error_texts(lines))
     if known is not None:
-        return known
+        under_load = phase == "load" and known.code == "cuda_oom"
+        return known.model_copy(update={"message": f"under load {known.message}"}) if under_load else known
     tail = last_words(log_lines)
     deepest = _readable(found[0]) if found else ""
     if phase == "load":

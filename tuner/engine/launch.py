@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -26,7 +26,7 @@ from tuner.engine.effective import EffectiveConfig, cached_revision, difference,
 from tuner.engine.installed import resolve_launcher
 from tuner.engine.leftovers import Record, record
 from tuner.engine.logs import last_words
-from tuner.engine.processes import Family, ProcessId, alive, end_family, identify, kill_family, name_of
+from tuner.engine.processes import TERM_WAIT_S, Family, ProcessId, alive, end_family, identify, kill_family, name_of
 from tuner.engine.readiness import is_ready, open_client, read_back
 from tuner.errors import EngineError, UsageError
 
@@ -57,7 +57,9 @@ class LaunchSpec:
     startup_timeout_s: float
     record_dir: Path
     reuse_budget: ReuseBudget | None = None
-    extra_argv: tuple[str, ...] = field(default=())
+    extra_argv: tuple[str, ...] = ()
+    term_wait_s: float = TERM_WAIT_S
+    """How long the engine may take to end in order before it is killed."""
 
 
 def command_line(spec: LaunchSpec, port: int, served_name: str = "chunktune") -> list[str]:
@@ -233,7 +235,9 @@ class RunningEngine:
         self._stopping = True
         left: list[ProcessId] = []
         if self._family is not None:
-            left = await end_family(self._family, reap=self._child.poll, clock=self._clock)
+            left = await end_family(
+                self._family, reap=self._child.poll, clock=self._clock, term_wait_s=self._spec.term_wait_s
+            )
         elif self._child.poll() is None:
             self._child.kill()
             self._child.wait()

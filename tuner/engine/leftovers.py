@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tuner.clock import SYSTEM_CLOCK, Clock
-from tuner.engine.processes import Family, ProcessId, alive, boot_id, end_family, identify
+from tuner.engine.processes import ORPHAN_WAIT_S, Family, ProcessId, alive, boot_id, end_family, identify
 from tuner.errors import ChunktuneError, FileFormatError
 from tuner.files import read_json, write_json
 
@@ -73,7 +73,7 @@ async def _end(found: Record, clock: Clock) -> list[str]:
     if not living:
         return []
     pids = ", ".join(str(p.pid) for p in living)
-    left = await end_family(family, clock=clock)
+    left = await end_family(family, clock=clock, term_wait_s=ORPHAN_WAIT_S)
     if left:
         return [
             f"an engine of a killed run is still there and could not be ended: {', '.join(str(p.pid) for p in left)}"

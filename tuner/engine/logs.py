@@ -7,20 +7,21 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
-_PROCESS = re.compile(r"^\([\w.:-]+(?: \w+=\w+)* pid=\d+\) ?")
+_PROCESS = re.compile(r"^(\([\w.:-]+(?: \w+=\w+)* pid=\d+\)) ?")
 _LOGGER = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[[^\]]*\] ?")
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure))(?::\s?(?P<text>.*))?$")
 _CONTINUES = 8
-_ENDS = ("Traceback ", "During handling", "The above exception", "  File ", "Process ", "For further information")
+_ENDS = ("Traceback ", "During handling", "The above exception", "Process ", "For further information")
 READY_LINE = "Application startup complete."
 
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line without its prefixes. `level` is '' for what a logger did not write."""
+    """One line without its prefixes. `level` and `process` are '' for what no logger or process signed."""
 
     level: str
     text: str
+    process: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,18 @@ class LoggedException:
 
 def clean(line: str) -> LogLine:
     """A raw line of the log, without colours, process prefix and logger prefix."""
-    text = _PROCESS.sub("", _ANSI.sub("", line.rstrip("\r\n")))
+    process, text = _process(_ANSI.sub("", line.rstrip("\r\n")))
     match = _LOGGER.match(text)
     if match is None:
-        return LogLine("", text)
+        return LogLine("", text, process)
     # A process prefix may stand behind the logger's, depending on the version.
-    return LogLine(match[1], _PROCESS.sub("", text[match.end() :]))
+    inner, text = _process(text[match.end() :])
+    return LogLine(match[1], text, process or inner)
+
+
+def _process(text: str) -> tuple[str, str]:
+    match = _PROCESS.match(text)
+    return ("", text) if match is None else (match[1], text[match.end() :])
 
 
 def clean_all(lines: Iterable[str]) -> list[LogLine]:
@@ -67,15 +74,14 @@ def exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
 
 def _continuation(lines: Sequence[LogLine], at: int) -> list[str]:
     rest: list[str] = []
+    first = lines[at]
     for line in lines[at + 1 : at + 1 + _CONTINUES]:
-        text = line.text
-        if line.level != lines[at].level or text.strip().startswith(_ENDS) or text.startswith(_ENDS):
+        text = line.text.strip()
+        if (line.level, line.process) != (first.level, first.process) or _EXCEPTION.match(line.text):
             break
-        if not text.strip() and rest:
+        if text.startswith(_ENDS) or line.text.startswith("  File ") or (not text and rest):
             break
-        if _EXCEPTION.match(text):
-            break
-        rest.append(text)
+        rest.append(line.text)
     return rest
 
 

@@ -19,6 +19,8 @@ from tuner.clock import SYSTEM_CLOCK, Clock
 TERM_WAIT_S = 15.0
 """A healthy CPU server ends 2 to 3 s after SIGTERM; a GPU has more to put away."""
 KILL_WAIT_S = 10.0
+ORPHAN_WAIT_S = 5.0
+"""Once the root is gone nobody is left to put anything away in order."""
 _TICK_S = 0.02
 _SLOWEST_TICK_S = 0.25
 
@@ -119,8 +121,8 @@ async def end_family(
 
 def kill_family(family: Family, *, reap: Callable[[], object] = lambda: None, wait_s: float = 2.0) -> None:
     """KILL to all without an event loop, with a short wait: the way out when there is no time to be orderly."""
-    deadline = time.monotonic() + wait_s
-    while (living := family.refresh()) and time.monotonic() < deadline:
+    deadline = SYSTEM_CLOCK.monotonic_s() + wait_s
+    while (living := family.refresh()) and SYSTEM_CLOCK.monotonic_s() < deadline:
         _send(living, signal.SIGKILL)
         reap()
         time.sleep(_TICK_S)
@@ -132,6 +134,7 @@ async def _until_gone(
 ) -> list[ProcessId]:
     deadline = clock.monotonic_s() + wait_s
     told: set[ProcessId] = set()
+    orphaned = False
     tick = _TICK_S
     while True:
         reap()
@@ -142,7 +145,11 @@ async def _until_gone(
         fresh = [p for p in living if p not in told]
         _send(fresh, number)
         told.update(fresh)
-        if clock.monotonic_s() >= deadline:
+        now = clock.monotonic_s()
+        if family.root not in living:
+            deadline = min(deadline, now + ORPHAN_WAIT_S) if not orphaned else deadline
+            orphaned = True
+        if now >= deadline:
             return living
         await clock.sleep(tick)
         tick = min(tick * 1.5, _SLOWEST_TICK_S)
