@@ -114,6 +114,7 @@ def change_between(before: Sequence[RoundValue], after: Sequence[RoundValue], pa
     factor = stretch([units(before), units(after)])
     if baseline > 0 and now > 0 and (first > 0).all() and (second > 0).all():
         low, high = interval(float(np.log(now / baseline)), np.log(second / first), factor)
-        return Change(baseline, now, change, (float(np.expm1(low)), float(np.expm1(high))))
+        # The way through logarithms costs a last digit, which must not leave the point outside.
+        return Change(baseline, now, change, (min(change, float(np.expm1(low))), max(change, float(np.expm1(high)))))
     low, high = interval(change, (second - first) / abs(baseline), factor)
     return Change(baseline, now, change, (low, high))

@@ -186,7 +186,7 @@ def metric_interval(rounds: Sequence[RoundValue], path: str) -> Interval | None:
     factor = stretch([units(rounds)])
     if point > 0 and (draws > 0).all():
         low, high = interval(float(np.log(point)), np.log(draws), factor)
-        low, high = float(np.exp(low)), float(np.exp(high))
+        low, high = min(point, float(np.exp(low))), max(point, float(np.exp(high)))
     else:
         low, high = interval(point, draws, factor)
         low = max(0.0, low) if all(r.value >= 0 for r in rounds) else low
