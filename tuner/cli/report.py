@@ -1,10 +1,133 @@
-"""`chunktune report`."""
+"""`chunktune report`: a study as one HTML file."""
 
 from __future__ import annotations
 
-from tuner.errors import UsageError
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tuner.errors import ChunktuneError, UsageError
+
+if TYPE_CHECKING:
+    from tuner.domain.observation import MemoryTimeline
+    from tuner.domain.outcome import Summary, Trial
+    from tuner.report.data import ReportData
+    from tuner.trial.artifacts import StudyRecord
 
 
-def report() -> int:
-    """Not built yet."""
-    raise UsageError("report is not built yet")
+def report(
+    study_dir: Annotated[
+        Path | None,
+        typer.Argument(metavar="[STUDY_DIR]", help="Folder of a study. Default: the newest under results/."),
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Where to write. Default: STUDY_DIR/report.html."),
+    ] = None,
+) -> int:
+    """Write one self-contained HTML file about a study; it opens offline and prints."""
+    from tuner.files import write_whole
+    from tuner.report.html import render
+    from tuner.trial.artifacts import newest_study, read_study
+
+    directory = study_dir or newest_study(Path("results"))
+    record = read_study(directory)
+    path = output or directory / "report.html"
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", f"Name a file, such as {path / 'report.html'}.")
+    page = render(collect(record))
+    try:
+        write_whole(path, page.encode())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+    typer.echo(str(path))
+    return 0
+
+
+def collect(record: StudyRecord) -> ReportData:
+    """Everything that a report shows, read from the study's folder; what cannot be read is said, not fatal."""
+    from tuner.report.data import ReportData
+    from tuner.study.importance import knob_importances
+
+    missing: list[str] = []
+    timelines: dict[int, list[tuple[int, MemoryTimeline]]] = {}
+    ttfts: dict[int, list[float]] = {}
+    for trial in record.trials:
+        _read_rounds(record, trial, timelines, ttfts, missing)
+    merged = _merged_finals(record, missing)
+    for trial in merged:
+        starts = [t for t in record.trials if t.final_of == trial.final_of and t.knobs == trial.knobs]
+        same = [t for t in starts if t.reuse_budget == trial.reuse_budget]
+        ttfts[trial.number] = [ttft for t in same for ttft in ttfts.get(t.number, [])]
+    try:
+        importances, reason = knob_importances(record.directory), ""
+    except ChunktuneError as error:
+        importances, reason = {}, error.message
+    return ReportData(
+        study=record.study,
+        summary=record.summary or _summary_so_far(record),
+        trials=record.trials,
+        timelines=timelines,
+        ttfts_ms=ttfts,
+        importances=importances or None,
+        importances_reason=reason,
+        merged=merged,
+        missing=missing,
+    )
+
+
+def _read_rounds(
+    record: StudyRecord,
+    trial: Trial,
+    timelines: dict[int, list[tuple[int, MemoryTimeline]]],
+    ttfts: dict[int, list[float]],
+    missing: list[str],
+) -> None:
+    from tuner.trial.artifacts import read_requests, read_telemetry
+
+    for number, measurement in enumerate(trial.rounds, 1):
+        if measurement.void is not None:
+            continue
+        try:
+            timeline = read_telemetry(record.directory, trial.number, number)
+            requests = read_requests(record.directory, trial.number, number)
+        except ChunktuneError as error:
+            missing.append(f"Trial {trial.number}, round {number}: {error.message}")
+            continue
+        timelines.setdefault(trial.number, []).append((number, timeline))
+        found = (r.ttft_ms for r in requests if r.phase == "measured")
+        ttfts.setdefault(trial.number, []).extend(t for t in found if t is not None)
+
+
+def _merged_finals(record: StudyRecord, missing: list[str]) -> list[Trial]:
+    """The finals, each configuration over all its starts; none of them where a round cannot be read."""
+    from tuner.domain.profile import Profile
+    from tuner.study.finals import merged
+    from tuner.trial.artifacts import StudyDirectory
+
+    finals = [t for t in record.trials if t.role == "final"]
+    try:
+        return merged(StudyDirectory(record.directory), finals, Profile.model_validate(record.study.profile))
+    except (ChunktuneError, ValueError) as error:
+        missing.append(f"The starts of the finals could not be put together: {error}")
+        return []
+
+
+def _summary_so_far(record: StudyRecord) -> Summary:
+    """What can be said of a study that has not come to its end."""
+    from collections import Counter
+
+    from tuner.domain.outcome import StudyTime, Summary
+
+    trials = record.trials
+    start = sum(t.time.engine_start_s + t.time.stop_s for t in trials)
+    load, total = sum(t.time.load_s for t in trials), sum(t.time.total_s for t in trials)
+    return Summary(
+        study=record.study.study,
+        simulated=record.study.simulated,
+        baseline=next((t.number for t in trials if t.role == "baseline"), None),
+        best=None,
+        counts=dict(Counter(t.state for t in trials)),
+        time=StudyTime(total_s=total, engine_start_s=start, load_s=load, overhead_s=max(total - start - load, 0.0)),
+    )

@@ -18,7 +18,7 @@ from tuner.report.numbers import is_better, metric_title, metric_value, signed_p
 FAILED_STATES = ("engine_failed", "load_failed")
 STATE_WORDS = {
     "completed": "completed",
-    "infeasible": "outside the constraints",
+    "infeasible": "cannot run",
     "engine_failed": "engine failed",
     "load_failed": "load failed",
     "interrupted": "interrupted",
@@ -84,11 +84,11 @@ def answer(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Answe
     winner, baseline = by_number(trials, summary.best), by_number(trials, summary.baseline)
     if winner is None:
         return _no_winner(path, summary, trials, baseline)
-    value = None if winner.median is None else metric(winner.median, path)
     improvement = summary.improvement.get(path)
+    value = improvement.best if improvement else None if winner.median is None else metric(winner.median, path)
     name = trial_label(winner)
     what = f"{metric_title(path)} of {metric_value(path, value)}"
-    if winner.number == summary.baseline or winner.role == "baseline":
+    if summary.baseline in (winner.number, winner.final_of):
         return Answer(
             "stock_best",
             f"Keep the stock configuration: no candidate beats its {what}.",
@@ -125,7 +125,7 @@ def compared(path: str, improvement: Improvement) -> str:
 
 
 def _no_winner(path: str, summary: Summary, trials: Sequence[Trial], baseline: Trial | None) -> Answer:
-    measured = [t for t in trials if t.median is not None and t.state in ("completed", "infeasible")]
+    measured = [t for t in trials if t.median is not None and t.state == "completed"]
     if not trials:
         return Answer("unfinished", "Nothing is measured yet: the study has no finished trial.", path)
     if not measured:
@@ -134,7 +134,7 @@ def _no_winner(path: str, summary: Summary, trials: Sequence[Trial], baseline: T
         told = f"No answer: none of {_count(len(trials), 'trial')} could be measured, most often because of {worst}."
         return Answer("nothing_measured", told, path, None, baseline)
     searched = [t for t in measured if t.role in ("candidate", "final")]
-    if searched and all(t.state == "infeasible" for t in searched):
+    if searched and all(t.violations for t in searched):
         broken = Counter(v.partition(":")[0] for t in searched for v in t.violations)
         often = f"; most often broken: {broken.most_common(1)[0][0]}" if broken else ""
         told = f"No answer: {_count(len(searched), 'candidate')} measured, none of them meets the constraints{often}."
@@ -195,11 +195,24 @@ def copyable_command(trial: Trial) -> list[str]:
     return kept
 
 
-def row_name(row: TableRow) -> str:
-    """The chunk size, or what the row is when it has none."""
-    if row.max_num_batched_tokens is None:
-        return row.label or "stock"
-    return str(row.max_num_batched_tokens)
+def row_name(row: TableRow, trial: Trial | None, summary: Summary) -> str:
+    """The chunk size; the baseline and references by their names, with the chunk that the engine chose."""
+    size = "" if row.max_num_batched_tokens is None else str(row.max_num_batched_tokens)
+    plain = trial is None or (trial.role not in ("baseline", "reference") and not is_baseline(trial, summary))
+    if size and plain:
+        return size
+    name = row.label or "stock"
+    return f"{name} ({size})" if size else name
+
+
+def is_baseline(trial: Trial | None, summary: Summary) -> bool:
+    """The baseline's trial, or its final."""
+    return trial is not None and summary.baseline is not None and summary.baseline in (trial.number, trial.final_of)
+
+
+def advice_beside_failures(summary: Summary, found: Sequence[Failure]) -> list[str]:
+    """The advice less the lines that only count failures, which are listed on their own."""
+    return [a for a in summary.advice if not any(f" x {f.cause}: " in a for f in found)]
 
 
 def sentence(text: str) -> str:

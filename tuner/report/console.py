@@ -12,7 +12,16 @@ from rich.text import Text
 
 from tuner.domain.outcome import StudyFile, Summary, TableRow, Trial
 from tuner.domain.units import format_duration
-from tuner.report.answer import STATE_WORDS, answer, by_number, failures, row_name, sentence
+from tuner.report.answer import (
+    STATE_WORDS,
+    advice_beside_failures,
+    answer,
+    by_number,
+    failures,
+    is_baseline,
+    row_name,
+    sentence,
+)
 from tuner.report.numbers import DASH, gib, ms, percent, short
 
 WIDE = 118
@@ -45,7 +54,7 @@ class _Closing:
             parts.append(Text(_legend(self.summary, self.trials), style="dim"))
         parts += [Text(), _answer_text(self.study, self.summary, self.trials)]
         parts += _failure_lines(self.trials)
-        parts += [Text(f"Note: {line}") for line in self.summary.advice]
+        parts += [Text(f"Note: {line}") for line in advice_beside_failures(self.summary, failures(self.trials))]
         parts.append(Text(_time_line(self.summary), style="dim"))
         yield Group(*parts)
 
@@ -72,37 +81,34 @@ def _headings(wide: bool) -> list[str]:
 
 
 def _cells(row: TableRow, trial: Trial | None, summary: Summary, *, wide: bool) -> list[Text]:
-    mark = "*" if row.best else ("b" if _is_baseline(trial, summary) else "")
+    mark = "*" if row.best else ("b" if is_baseline(trial, summary) else "")
     ttft = [ms(row.ttft_p50_ms), ms(row.ttft_p90_ms), ms(row.ttft_p99_ms)]
     parts = short(row.prefill_chunks_per_request)
     median = None if trial is None else trial.median
     if not wide:
         hits = percent(row.prefix_hit_rate).removesuffix(" %")
         memory = DASH if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.1f}"
-        cells = [mark, row_name(row), *ttft, hits, parts, memory]
+        cells = [mark, row_name(row, trial, summary), *ttft, hits, parts, memory]
     else:
         itl = None if median is None or median.itl_ms is None else median.itl_ms.p99
         throughput = None if median is None else median.request_throughput
         note = _note(row, trial, summary)
         rate, memory = percent(row.prefix_hit_rate), gib(row.memory_bytes)
-        cells = [mark, row_name(row), *ttft, ms(itl), rate, parts, short(throughput), memory, note]
+        cells = [mark, row_name(row, trial, summary), *ttft, ms(itl), rate, parts, short(throughput), memory, note]
     return [Text(cell) for cell in cells]
-
-
-def _is_baseline(trial: Trial | None, summary: Summary) -> bool:
-    """The baseline's trial, or its final."""
-    return trial is not None and summary.baseline is not None and summary.baseline in (trial.number, trial.final_of)
 
 
 def _note(row: TableRow, trial: Trial | None, summary: Summary) -> str:
     if row.best:
         return "winner"
-    if _is_baseline(trial, summary):
+    if is_baseline(trial, summary):
         return "baseline"
     if trial is None:
         return ""
+    if trial.violations:
+        return trial.violations[0].partition(":")[0]
     if trial.state != "completed":
-        return trial.violations[0] if trial.violations else trial.cause or STATE_WORDS[trial.state]
+        return trial.cause or STATE_WORDS[trial.state]
     return "reference" if trial.role == "reference" else ""
 
 
@@ -110,7 +116,7 @@ def _legend(summary: Summary, trials: Sequence[Trial]) -> str:
     sources = {row.memory_source for row in summary.table if row.memory_bytes is not None}
     memory = f"memory: {', '.join(sorted(sources))}" if sources else "memory: not measured"
     marks = "* winner  b baseline" if any(row.best for row in summary.table) else "b baseline"
-    return f"{marks}  times in ms, medians of the rounds  {memory}"
+    return f"{marks}  times in ms, medians of the rounds; P99 over all  {memory}"
 
 
 def _answer_text(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import re
 from functools import cache
 from pathlib import Path
 
@@ -24,7 +25,7 @@ def render(data: ReportData) -> str:
     servers, mail and version control compress it to 1.5 MB.
     """
     page = make_page(data)
-    scripts = [_plotly_script()] if any(f.traces for f in page.figures) else []
+    scripts = [_plotly_script()] if page.drawn else []
     scripts.append((_ASSETS / "report.js").read_text(encoding="utf-8"))
     environment = Environment(
         loader=FileSystemLoader(_ASSETS),
@@ -34,13 +35,19 @@ def render(data: ReportData) -> str:
         lstrip_blocks=True,
     )
     environment.filters["csv"] = csv_text
+    environment.filters["unbroken"] = unbroken
     return environment.get_template("report.html.j2").render(
         page=page,
         style=Markup((_ASSETS / "report.css").read_text(encoding="utf-8")),
         scripts=[Markup(script) for script in scripts],
         policy=_policy(scripts),
-        figure_data=_embedded([f.spec for f in page.figures if f.traces]),
+        figure_data=_embedded([f.spec for f in page.drawn]),
     )
+
+
+def unbroken(text: str) -> str:
+    """The text with a number and its unit kept on one line."""
+    return re.sub(r"(?<=\d) (?=(?:%|ms|s|min|h|GiB|×)(?:\W|$))", "\u00a0", text)
 
 
 def _policy(scripts: list[str]) -> str:

@@ -22,6 +22,8 @@ from tuner.report.pace import share_done, step_left_s, time_left_s
 
 ROWS_SHOWN = 12
 BAR_WIDTH = 20
+REST_WIDTH = 30
+"""Columns kept for the time left."""
 
 
 class SweepView:
@@ -142,7 +144,7 @@ class SweepView:
         from tuner.domain.measurement import higher_is_better
 
         value = _value(trial, self._metric)
-        if value is None or trial.state != "completed":
+        if value is None or trial.state != "completed" or trial.violations:
             return False
         best = None if self._best is None else _value(self._best, self._metric)
         if best is None:
@@ -178,7 +180,7 @@ class SweepView:
         for trial in self._recent:
             best = trial is self._best
             value = metric_value(self._metric, _value(trial, self._metric))
-            state = "best so far" if best else STATE_WORDS[trial.state] + (f": {trial.cause}" if trial.cause else "")
+            state = "best so far" if best else _state(trial)
             cells = (str(trial.number), trial_label(trial), value, state)
             table.add_row(*(Text(c) for c in cells), style="bold green" if best else _style(trial))
         return table
@@ -186,7 +188,19 @@ class SweepView:
     def _overall(self) -> Table:
         left = self.time_left_s()
         rest = f"about {format_duration(left)} left" if left is not None else "time left after the first trial"
-        return _bar(f"{self._finished} of {self._total} trials", self._finished, max(self._total, 1), rest)
+        return self._bar(f"{self._finished} of {self._total} trials", self._finished, max(self._total, 1), rest)
+
+    def _bar(self, name: str, done: float | None, total: float, rest: str) -> Table:
+        row = Table.grid(padding=(0, 1))
+        row.add_column(
+            overflow="ellipsis", no_wrap=True, max_width=max(self._console.width - BAR_WIDTH - REST_WIDTH, 12)
+        )
+        row.add_column(width=BAR_WIDTH)
+        row.add_column(no_wrap=True)
+        pulse = done is None
+        bar = ProgressBar(total=total, completed=done or 0, pulse=pulse, width=BAR_WIDTH, complete_style="cyan")
+        row.add_row(Text(name), bar, Text(rest, style="dim"))
+        return row
 
     def _step(self) -> Table:
         elapsed = self._clock.monotonic_s() - self._stage_from_s
@@ -195,36 +209,32 @@ class SweepView:
             done, total = self._round
             left = step_left_s(elapsed, done, total)
             rest = f"{done}/{total}" + (f", {format_duration(left)} left" if left is not None else "")
-            return _bar(name, done, total, rest)
+            return self._bar(name, done, total, rest)
         earlier = self._stage_history.get(self._stage or "", [])
         share = share_done(elapsed, earlier)
         spent = format_duration(elapsed)
         if share is None:
-            return _bar(name, None, 1, spent)
+            return self._bar(name, None, 1, spent)
         left = max(sorted(earlier)[len(earlier) // 2] - elapsed, 0.0)
-        return _bar(name, share, 1, f"{spent}, about {format_duration(left)} left")
-
-
-def _bar(name: str, done: float | None, total: float, rest: str) -> Table:
-    row = Table.grid(padding=(0, 1))
-    row.add_column(overflow="ellipsis", no_wrap=True, max_width=34)
-    row.add_column(width=BAR_WIDTH)
-    row.add_column(no_wrap=True)
-    bar = ProgressBar(total=total, completed=done or 0, pulse=done is None, width=BAR_WIDTH, complete_style="cyan")
-    row.add_row(Text(name), bar, Text(rest, style="dim"))
-    return row
+        return self._bar(name, share, 1, f"{spent}, about {format_duration(left)} left")
 
 
 def _value(trial: Trial, path: str) -> float | None:
     return None if trial.median is None else metric(trial.median, path)
 
 
+def _state(trial: Trial) -> str:
+    if trial.cause:
+        return f"{STATE_WORDS[trial.state]}: {trial.cause}"
+    return f"outside {trial.violations[0].partition(':')[0]}" if trial.violations else STATE_WORDS[trial.state]
+
+
 def _style(trial: Trial) -> str | None:
-    return None if trial.state == "completed" else "yellow"
+    return None if trial.state == "completed" and not trial.violations else "yellow"
 
 
 def _result(trial: Trial, path: str) -> str:
-    if trial.state in ("completed", "infeasible", "pruned"):
+    if trial.median is not None and trial.state in ("completed", "infeasible", "pruned"):
         value = f"{metric_title(path)} {metric_value(path, _value(trial, path))}"
         outside = f", outside: {', '.join(trial.violations)}" if trial.violations else ""
         stopped = ", stopped early" if trial.state == "pruned" else ""

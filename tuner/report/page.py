@@ -10,16 +10,17 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.domain.measurement import higher_is_better, metric
-from tuner.domain.outcome import TableRow, Trial
+from tuner.domain.outcome import Summary, TableRow, Trial
 from tuner.domain.units import format_duration
 from tuner.report.answer import (
     STATE_WORDS,
     Answer,
     Failure,
+    advice_beside_failures,
     answer,
-    by_number,
     copyable_command,
     failures,
+    is_baseline,
     objective_of,
     row_name,
     sentence,
@@ -134,13 +135,19 @@ class Page:
     time: str
     chunktune_version: str
 
+    @property
+    def drawn(self) -> list[Figure]:
+        """The figures that have data."""
+        return [f for f in self.figures if not f.absent]
+
 
 def make_page(data: ReportData) -> Page:
     """The page of a study, whatever came of it."""
     study, summary = data.study, data.summary
     said = answer(study, summary, data.trials)
+    found = failures(data.trials)
     figures = [_stamped(f) if summary.simulated else f for f in all_figures(data)]
-    rows = [_chunk_row(row.trial, row_name(row), row.best, data) for row in _ranked_rows(data)]
+    rows = [_chunk_row(row, data) for row in _ranked_rows(data)]
     sources = sorted({r.memory_source for r in summary.table if r.memory_bytes is not None})
     return Page(
         study=study.study,
@@ -149,14 +156,14 @@ def make_page(data: ReportData) -> Page:
         answer=said,
         command=_shell(copyable_command(said.winner)) if said.winner else "",
         engine=describe_engine(study),
-        advice=[sentence(a) for a in summary.advice],
-        compared=_comparisons(data, said),
+        advice=[sentence(a) for a in advice_beside_failures(summary, found)],
+        compared=_comparisons(data),
         compared_names=_compared_names(said),
         chunks=rows[:MOST_ROWS],
         more_chunks=rows[MOST_ROWS:],
         memory_source=", ".join(sources) or "not measured",
         figures=figures,
-        failures=failures(data.trials),
+        failures=found,
         not_measured=_not_measured(data, figures),
         fingerprint=fingerprint_rows(study),
         method=describe_method(study, summary, data.trials),
@@ -204,21 +211,13 @@ def _shell(words: Sequence[str]) -> str:
     return " \\\n  ".join(lines)
 
 
-def _compared_baseline(data: ReportData, said: Answer) -> Trial | None:
-    """The baseline's final where there is one: it ran beside the winner's."""
-    if said.baseline is None:
-        return None
-    finals = [t for t in data.trials if t.final_of == said.baseline.number and t.median is not None]
-    return finals[-1] if finals else said.baseline
-
-
 def _compared_names(said: Answer) -> tuple[str, str]:
     winner = trial_label(said.winner) if said.winner else ""
     return ("stock", winner)
 
 
-def _comparisons(data: ReportData, said: Answer) -> list[Comparison]:
-    stock, winner = _compared_baseline(data, said), said.winner
+def _comparisons(data: ReportData) -> list[Comparison]:
+    stock, winner = data.baseline, data.winner
     if stock is None or winner is None or stock.number == winner.number or not stock.median or not winner.median:
         return []
     found = []
@@ -278,9 +277,8 @@ def _ranked_rows(data: ReportData) -> list[TableRow]:
     return sorted(best_first, key=lambda r: (not r.best, r.max_num_batched_tokens is not None))
 
 
-def _chunk_row(number: int, name: str, best: bool, data: ReportData) -> ChunkRow:
-    trial = by_number(data.trials, number)
-    row = next(r for r in data.summary.table if r.trial == number)
+def _chunk_row(row: TableRow, data: ReportData) -> ChunkRow:
+    trial = data.shown(row.trial)
     peak = None if row.memory_bytes is None else row.memory_bytes / 2**30
     activation = trial.median.memory.breakdown.activation_peak_bytes if trial and trial.median else None
 
@@ -288,10 +286,9 @@ def _chunk_row(number: int, name: str, best: bool, data: ReportData) -> ChunkRow
         return metric(trial.median, path) if trial is not None and trial.median is not None else None
 
     interval = trial.ci95.get("ttft_ms.p90") if trial else None
-    is_stock = trial is not None and data.summary.baseline in (trial.number, trial.final_of)
     return ChunkRow(
-        chunk=name,
-        trial=number,
+        chunk=row_name(row, trial, data.summary),
+        trial=row.trial,
         label=trial_label(trial) if trial else "",
         memory=DASH if peak is None else f"{peak:.1f}",
         activation=DASH if activation is None else f"{activation / 2**30:.1f}",
@@ -302,20 +299,20 @@ def _chunk_row(number: int, name: str, best: bool, data: ReportData) -> ChunkRow
         prefill_chunks=short(row.prefill_chunks_per_request),
         requests_s=short(of("request_throughput")),
         tokens_s=short(of("output_token_throughput")),
-        note=_note(trial, best=best, is_stock=is_stock),
-        best=best,
+        note=_note(trial, data.summary, best=row.best),
+        best=row.best,
     )
 
 
-def _note(trial: Trial | None, *, best: bool, is_stock: bool) -> str:
+def _note(trial: Trial | None, summary: Summary, *, best: bool) -> str:
     if best:
         return "winner"
-    if is_stock:
+    if is_baseline(trial, summary):
         return "baseline"
     if trial is None:
         return ""
     if trial.violations:
-        return f"outside {trial.violations[0]}"
+        return f"outside {trial.violations[0].partition(':')[0]}"
     if trial.state != "completed":
         return trial.cause or STATE_WORDS[trial.state]
     return "reference" if trial.role == "reference" else ""
@@ -347,16 +344,18 @@ def _not_measured(data: ReportData, figures: Sequence[Figure]) -> list[tuple[str
     """(what, why) for metrics, files and figures."""
     total = sum(t.median is not None for t in data.trials)
     metrics = [
-        (_metric_name(name), f"{sentence(reason)} ({'every trial' if n >= total > 1 else _trials(n)})")
+        (_metric_name(name), f"{reason.rstrip('.')} ({'every trial' if n >= total > 1 else _trials(n)}).")
         for name, reason, n in unmeasured(data.trials)
     ]
     files = [("Data on disk", sentence(text)) for text in data.missing]
-    drawn = [(f"Figure: {f.title}", sentence(f.absent)) for f in figures if f.absent]
+    drawn = [(f"Figure “{f.title}”", sentence(f.absent)) for f in figures if f.absent]
     return [*metrics, *files, *drawn]
 
 
 def _metric_name(name: str) -> str:
-    return {"round": "A round", "memory": "Memory"}.get(name, metric_title(name) if "." in name else name)
+    return {"round": "A round", "memory": "Memory"}.get(name) or metric_title(
+        name if "." in name or not name.endswith("_ms") else f"{name}.p50"
+    ).removesuffix(" P50")
 
 
 def _trials(n: int) -> str:

@@ -24,11 +24,11 @@
     return value;
   };
 
-  const layoutOf = (figure, colours, size) => {
+  const layoutOf = (figure, colours, size, printing) => {
     const axis = (own) => ({
       gridcolor: colours.hair, zerolinecolor: colours["@line"], linecolor: colours["@line"], showline: true,
       ticks: "outside", tickcolor: colours["@line"], ticklen: 4, automargin: true, ...coloured(own || {}, colours),
-      title: { font: { size: 12, color: colours.ink2 }, standoff: 8, ...(own && own.title) },
+      title: { font: { size: printing ? 9.5 : 12, color: colours.ink2 }, standoff: 8, ...(own && own.title) },
     });
     return {
       ...coloured(figure.layout, colours),
@@ -37,17 +37,17 @@
       yaxis: axis(figure.layout.yaxis),
       paper_bgcolor: "rgba(0,0,0,0)",
       plot_bgcolor: "rgba(0,0,0,0)",
-      font: { family: colours.sans, size: 12, color: colours.ink2 },
+      showlegend: figure.layout.showlegend ?? true,
+      font: { family: colours.sans, size: printing ? 9.5 : 12, color: colours.ink2 },
       margin: { l: 52, r: 14, t: 34, b: 44 },
-      legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: 11.5 }, bgcolor: "rgba(0,0,0,0)" },
+      legend: { orientation: "h", x: 0, xanchor: "left", y: 1.02, yanchor: "bottom", font: { size: printing ? 9 : 11.5 }, bgcolor: "rgba(0,0,0,0)" },
       hoverlabel: { bgcolor: colours.surface, bordercolor: colours["@line"], align: "left",
         font: { family: colours.sans, size: 12, color: colours["@ink"] } },
       hovermode: "closest",
     };
   };
 
-  const config = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["select2d", "lasso2d", "autoScale2d"],
-    toImageButtonOptions: { scale: 2 } };
+  const config = { responsive: true, displayModeBar: false };
 
   const drawAll = (printing) => {
     if (!window.Plotly) return;
@@ -56,9 +56,9 @@
       const target = document.querySelector(`[data-figure="${figure.key}"]`);
       const wide = target.closest("figure").classList.contains("wide");
       const size = printing ? { width: wide ? PRINT_PAGE : PRINT_COLUMN, autosize: false } : { autosize: true };
-      const height = printing ? Math.min(figure.layout.height, wide ? 900 : 300) : figure.layout.height;
+      const height = printing ? Math.min(figure.layout.height, wide ? 900 : 250) : figure.layout.height;
       target.style.minHeight = `${height}px`;
-      window.Plotly.react(target, coloured(figure.data, colours), { ...layoutOf(figure, colours, size), height }, config);
+      window.Plotly.react(target, coloured(figure.data, colours), { ...layoutOf(figure, colours, size, printing), height }, config);
     }
   };
 

@@ -12,12 +12,15 @@ from typing import Any
 
 from tuner.domain.measurement import metric
 from tuner.domain.outcome import Trial
+from tuner.report.numbers import metric_title, metric_unit
 
 Cell = str | int | float | None
 Trace = dict[str, Any]
 
 ACCENT, INK, MUTED, SOFT, LINE, BAD = "@accent", "@ink", "@muted", "@soft", "@line", "@bad"
 LEAST_HEIGHT = 340
+WIDE_SPREAD = 6.0
+"""Ratio of largest to smallest value from which an axis is logarithmic."""
 MOST_LABELLED = 40
 """Trials up to which each is drawn as a labelled line or row; beyond, points."""
 
@@ -54,12 +57,22 @@ def log_axis(title: str, values: Iterable[float], **more: Any) -> dict[str, Any]
     ticks = sorted(set(values))
     if len(ticks) > 12:
         ticks = [t for t in (2.0**n for n in range(4, 20)) if ticks[0] / 1.5 <= t <= ticks[-1] * 1.5]
-    return axis(title, type="log", tickvals=ticks, ticktext=[f"{t:g}" for t in ticks], **more)
+    return axis(title, type="log", tickangle=0, tickvals=ticks, ticktext=[f"{t:g}" for t in ticks], **more)
 
 
-def measured(trials: Sequence[Trial]) -> list[Trial]:
-    """Trials with numbers, whether or not they meet the constraints."""
-    return [t for t in trials if t.median is not None and t.state in ("completed", "infeasible", "pruned")]
+def metric_axis(path: str, values: Sequence[float], title: str = "") -> dict[str, Any]:
+    """An axis for a metric, named with its unit; logarithmic where the values lie far apart, else from 0."""
+    unit = metric_unit(path)
+    name = title or metric_title(path)
+    label = f"{name}, {unit}" if unit and unit != "%" else name
+    shares = {"tickformat": ".0%"} if unit == "%" else {}
+    low, high = min(values, default=0.0), max(values, default=0.0)
+    if low <= 0 or high / low <= WIDE_SPREAD:
+        return axis(label, rangemode="tozero", **shares)
+    steps = (1, 2, 5) if high / low < 500 else (1,)
+    marks = (m * 10.0**e for e in range(-3, 9) for m in steps)
+    ticks = [t for t in marks if low / 1.5 <= t <= high * 1.5]
+    return axis(label, type="log", tickvals=ticks, ticktext=[f"{t:,g}" for t in ticks])
 
 
 def value(trial: Trial, path: str) -> float | None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from tuner.domain.candidate import CHUNK_KNOB
 from tuner.domain.measurement import Memory
 from tuner.domain.outcome import Trial
-from tuner.report.answer import by_number, trial_label
+from tuner.report.answer import trial_label
 from tuner.report.data import ReportData
 from tuner.report.figures.base import (
     ACCENT,
     INK,
-    LINE,
     MOST_LABELLED,
     MUTED,
     SOFT,
@@ -23,7 +20,7 @@ from tuner.report.figures.base import (
     error_bars,
     literal,
     log_axis,
-    measured,
+    metric_axis,
     rounded,
     value,
 )
@@ -38,26 +35,26 @@ def chunk_of(trial: Trial) -> int | None:
     return size if isinstance(size, int) and not isinstance(size, bool) else None
 
 
-def plain_chunks(trials: Sequence[Trial]) -> list[Trial]:
-    """Candidates that vary nothing but the chunk, else all with a chunk; the last of equals (a final) stands."""
-    sized = [t for t in measured(trials) if chunk_of(t) is not None]
+def plain_chunks(data: ReportData) -> list[Trial]:
+    """Configurations that vary nothing but the chunk, else all with a chunk."""
+    sized = [t for t in data.configurations() if chunk_of(t) is not None]
     plain = [t for t in sized if set(t.knobs) == {CHUNK_KNOB} and t.reuse_budget is None]
     chosen = plain if len({chunk_of(t) for t in plain}) >= 2 else sized
-    if chosen is plain:
-        chosen = list({chunk_of(t): t for t in plain}.values())
     return sorted(chosen, key=lambda t: (chunk_of(t) or 0, t.number))
 
 
 def ttft_by_chunk(data: ReportData) -> Figure:
     """P50, P90 and P99 with intervals, the baseline's P90 as a line."""
-    title, says = "TTFT over chunk size", "Lower is better; bars are 95 % intervals over the rounds."
-    trials = [t for t in plain_chunks(data.trials) if t.median is not None and t.median.ttft_ms is not None]
+    title, says = "TTFT over chunk size", "Lower is better."
+    trials = [t for t in plain_chunks(data) if t.median is not None and t.median.ttft_ms is not None]
     if not trials:
         return Figure("ttft-by-chunk", title, says, absent="no chunk size has a measured TTFT")
     sizes = [chunk_of(t) or 0 for t in trials]
     mode = "lines+markers" if len(trials) <= MOST_LABELLED and len(set(sizes)) == len(sizes) else "markers"
     traces = [_quantile(trials, sizes, stat, colour, mode) for stat, colour in _QUANTILES]
-    baseline = by_number(data.trials, data.summary.baseline)
+    if any("error_y" in trace for trace in traces):
+        says += " Bars are 95 % intervals over the rounds."
+    baseline = data.baseline
     level = None if baseline is None else value(baseline, "ttft_ms.p90")
     if level is not None:
         traces.append(
@@ -71,6 +68,7 @@ def ttft_by_chunk(data: ReportData) -> Figure:
                 "hovertemplate": "stock: P90 %{y:.0f} ms<extra></extra>",
             }
         )
+    values = [y for trace in traces for y in trace["y"] if y is not None]
     rows: list[list[Cell]] = [
         [t.number, size, *(rounded(value(t, f"ttft_ms.{s}")) for s, _ in _QUANTILES), *_interval(t, "ttft_ms.p90")]
         for t, size in zip(trials, sizes, strict=True)
@@ -80,7 +78,7 @@ def ttft_by_chunk(data: ReportData) -> Figure:
         title,
         says,
         traces,
-        {"xaxis": log_axis("max_num_batched_tokens", sizes), "yaxis": axis("TTFT, ms", rangemode="tozero")},
+        {"xaxis": log_axis("max_num_batched_tokens", sizes), "yaxis": metric_axis("ttft_ms.p90", values, "TTFT")},
         ["trial", "chunk", "p50_ms", "p90_ms", "p99_ms", "p90_low_ms", "p90_high_ms"],
         rows,
     )
@@ -108,9 +106,9 @@ def _interval(trial: Trial, path: str) -> tuple[Cell, Cell]:
 
 
 _PARTS = (
-    ("weights_bytes", "weights", LINE),
+    ("weights_bytes", "weights", MUTED),
     ("kv_pool_bytes", "KV pool", SOFT),
-    ("kv_in_use_peak_bytes", "KV in use", INK),
+    ("kv_in_use_peak_bytes", "KV in use", SOFT),
     ("activation_peak_bytes", "activation peak", ACCENT),
 )
 
@@ -119,14 +117,14 @@ def memory_by_chunk(data: ReportData) -> Figure:
     """The device's peak beside the parts that the engine tells apart."""
     title = "Memory over chunk size"
     says = "The engine preallocates its KV pool, so the device's peak hardly moves; the parts tell chunk sizes apart."
-    trials = [t for t in plain_chunks(data.trials) if t.median is not None and _has_memory(t.median.memory)]
+    trials = [t for t in plain_chunks(data) if t.median is not None and _has_memory(t.median.memory)]
     if not trials:
         return Figure("memory-by-chunk", title, says, absent="no memory figure for any chunk size")
     sizes = [chunk_of(t) or 0 for t in trials]
     mode = "lines+markers" if len(trials) <= MOST_LABELLED and len(set(sizes)) == len(sizes) else "markers"
     series = {"device peak": [peak_gib(t) for t in trials]}
     series |= {name: [_part_gib(t, field) for t in trials] for field, name, _ in _PARTS}
-    colours = {"device peak": MUTED} | {name: colour for _, name, colour in _PARTS}
+    colours = {"device peak": INK} | {name: colour for _, name, colour in _PARTS}
     kept = {name: values for name, values in series.items() if any(v is not None for v in values)}
     traces: list[Trace] = [
         {
@@ -136,8 +134,16 @@ def memory_by_chunk(data: ReportData) -> Figure:
             "x": sizes,
             "y": values,
             "text": [literal(f"trial {t.number}, {trial_label(t)}") for t in trials],
-            "line": {"color": colours[name], "width": 2.4 if name == "activation peak" else 1.4},
-            "marker": {"color": colours[name], "size": 6 if mode != "markers" else 4},
+            "line": {
+                "color": colours[name],
+                "width": 2.4 if name == "activation peak" else 1.4,
+                "dash": "dot" if name in ("weights", "KV in use") else "solid",
+            },
+            "marker": {
+                "color": colours[name],
+                "size": 6 if mode != "markers" else 4,
+                "symbol": "circle-open" if name in ("weights", "KV in use") else "circle",
+            },
             "hovertemplate": f"%{{text}}<br>{name} %{{y:.2f}} GiB<extra></extra>",
         }
         for name, values in kept.items()

@@ -7,7 +7,7 @@ from datetime import datetime
 from tuner.domain.measurement import metric
 from tuner.domain.observation import MemoryTimeline
 from tuner.domain.outcome import Trial
-from tuner.report.answer import STATE_WORDS, by_number, objective_of, trial_label
+from tuner.report.answer import STATE_WORDS, objective_of, trial_label
 from tuner.report.data import ReportData
 from tuner.report.figures.base import (
     ACCENT,
@@ -22,7 +22,7 @@ from tuner.report.figures.base import (
     Trace,
     axis,
     literal,
-    measured,
+    metric_axis,
     rounded,
 )
 from tuner.report.figures.by_chunk import GIB
@@ -67,11 +67,10 @@ def memory_over_time(data: ReportData) -> Figure:
 
 
 def _with_and_without(data: ReportData) -> list[tuple[str, Trial, str]]:
-    without = next((t for t in measured(data.trials) if t.engine_args.get("enable_chunked_prefill") is False), None)
-    names = [("with chunked prefill", data.summary.best, ACCENT), ("stock", data.summary.baseline, MUTED)]
+    without = next((t for t in data.configurations() if t.engine_args.get("enable_chunked_prefill") is False), None)
+    names = [("with chunked prefill", data.winner, ACCENT), ("stock", data.baseline, MUTED)]
     found: list[tuple[str, Trial, str]] = []
-    for name, number, colour in names:
-        trial = by_number(data.trials, number)
+    for name, trial, colour in names:
         if trial is not None and trial is not without and not any(t.number == trial.number for _, t, _ in found):
             found.append((name, trial, colour))
     return found + ([("without chunked prefill", without, INK)] if without is not None else [])
@@ -100,8 +99,8 @@ def trend(data: ReportData) -> Figure:
     traces: list[Trace] = []
     rows: list[list[Cell]] = []
     for trial, points in lines:
-        special = trial.number in (data.summary.best, data.summary.baseline)
-        colour = ACCENT if trial.number == data.summary.best else INK if special else LINE
+        special = trial in (data.winner, data.baseline)
+        colour = ACCENT if trial == data.winner else INK if special else SOFT
         label = literal(f"trial {trial.number}, {trial_label(trial)}")
         traces.append(
             {
@@ -118,7 +117,10 @@ def trend(data: ReportData) -> Figure:
         )
         rows += [[trial.number, n, rounded(y)] for n, y in points]
     traces.sort(key=lambda trace: bool(trace["showlegend"]))
-    layout = {"xaxis": axis("round", dtick=1), "yaxis": axis(f"{name}, {unit}" if unit else name, rangemode="tozero")}
+    layout = {
+        "xaxis": axis("round", dtick=1),
+        "yaxis": metric_axis(path, [y for _, points in lines for _, y in points]),
+    }
     return Figure("trend", title, says, traces, layout, ["trial", "round", path], rows)
 
 
@@ -128,8 +130,8 @@ def _rounds(trial: Trial, path: str) -> list[tuple[int, float]]:
 
 def _worth_a_line(data: ReportData) -> list[Trial]:
     """Winner and baseline, then the others in order, as many as can be told apart."""
-    first = [t for t in data.trials if t.number in (data.summary.best, data.summary.baseline)]
-    return [*first, *(t for t in measured(data.trials) if t not in first)][:MOST_LINES]
+    first = [t for t in (data.baseline, data.winner) if t is not None]
+    return [*first, *(t for t in data.configurations() if t not in first)][:MOST_LINES]
 
 
 _SPENT = (("starting", SOFT), ("load", ACCENT), ("stopping and the rest", LINE))

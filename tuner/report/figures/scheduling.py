@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tuner.domain.outcome import Trial
-from tuner.report.answer import by_number, objective_of, trial_label
+from tuner.report.answer import objective_of, trial_label
 from tuner.report.data import ReportData
 from tuner.report.figures.base import (
     ACCENT,
@@ -17,7 +17,6 @@ from tuner.report.figures.base import (
     Trace,
     axis,
     literal,
-    measured,
     rounded,
     value,
 )
@@ -25,26 +24,23 @@ from tuner.report.numbers import percent
 
 MOST_QUANTILES = 200
 _THRESHOLD = "long_prefill_token_threshold"
+_LONG_PREFILL, _REUSE_BUDGET = "long-prefill threshold", "reuse budget"
 
 
 def variants(data: ReportData) -> list[tuple[str, Trial, str, str]]:
     """(name, trial, colour, dash): stock, the best of each scheduling variant that was measured, the winner."""
-    candidates = measured(data.trials)
     found: list[tuple[str, Trial, str, str]] = []
 
     def add(name: str, trial: Trial | None, colour: str, dash: str) -> None:
-        if trial is not None and trial.median is not None and all(trial.number != t.number for _, t, _, _ in found):
-            found.append((name, trial, colour, dash))
+        if trial is None or trial.median is None or any(trial.number == t.number for _, t, _, _ in found):
+            return
+        won = trial.number == data.summary.best and name != "winner"
+        found.append((f"{name} (winner)" if won else name, trial, ACCENT if won else colour, dash))
 
-    add("stock", by_number(candidates, data.summary.baseline), INK, "solid")
-    add(
-        "long-prefill threshold",
-        _best(data, lambda t: bool(t.knobs.get(_THRESHOLD)) and not t.reuse_budget),
-        SOFT,
-        "dash",
-    )
-    add("reuse budget", _best(data, lambda t: t.reuse_budget is not None), MUTED, "dot")
-    add("winner", by_number(candidates, data.summary.best), ACCENT, "solid")
+    add("stock", data.baseline, INK, "solid")
+    add(_LONG_PREFILL, _best(data, lambda t: bool(t.knobs.get(_THRESHOLD)) and not t.reuse_budget), SOFT, "dash")
+    add(_REUSE_BUDGET, _best(data, lambda t: t.reuse_budget is not None), MUTED, "dot")
+    add("winner", data.winner, ACCENT, "solid")
     return found
 
 
@@ -52,7 +48,7 @@ def _best(data: ReportData, belongs: Callable[[Trial], bool]) -> Trial | None:
     objective = objective_of(data.study)
     path, sign = objective.metrics[0], 1.0 if objective.directions[0] == "minimize" else -1.0
     scored = [
-        (sign * y, t.number, t) for t in measured(data.trials) if belongs(t) and (y := value(t, path)) is not None
+        (sign * y, t.number, t) for t in data.configurations() if belongs(t) and (y := value(t, path)) is not None
     ]
     return min(scored)[2] if scored else None
 
@@ -63,9 +59,9 @@ def ttft_distributions(data: ReportData) -> Figure:
     shown = [(v, data.ttfts_ms[v[1].number]) for v in variants(data) if data.ttfts_ms.get(v[1].number)]
     if not shown:
         return Figure("ttft-distribution", title, "", absent="no trial's single requests were kept")
-    missing = {"long-prefill threshold", "reuse budget"} - {v[0] for v, _ in shown}
+    missing = [name for name in (_LONG_PREFILL, _REUSE_BUDGET) if not any(v[0].startswith(name) for v, _ in shown)]
     says = "Share of measured requests whose first token came within a time; steeper and further left is better." + (
-        f" Not in this study: {', '.join(sorted(missing))}." if missing else ""
+        f" Not in this study: {', '.join(missing)}." if missing else ""
     )
     traces: list[Trace] = []
     rows: list[list[Cell]] = []
@@ -77,10 +73,10 @@ def ttft_distributions(data: ReportData) -> Figure:
             {
                 "type": "scatter",
                 "mode": "lines",
-                "name": f"{name} (trial {trial.number})",
+                "name": name,
                 "x": [x for x, _ in points],
                 "y": [y for _, y in points],
-                "line": {"color": colour, "width": 2.4 if name == "winner" else 1.6, "dash": dash},
+                "line": {"color": colour, "width": 2.4 if colour == ACCENT else 1.6, "dash": dash},
                 "hovertemplate": f"{label}<br>%{{y:.0%}} within %{{x:.0f}} ms"
                 f"<br>GPU busy {percent(busy)}<extra></extra>",
             }
@@ -109,21 +105,22 @@ def utilization(data: ReportData) -> Figure:
     traces: list[Trace] = [
         {
             "type": "bar",
-            "x": [name for (name, *_), _ in shown],
-            "y": [busy for _, busy in shown],
+            "orientation": "h",
+            "y": [name for (name, *_), _ in shown],
+            "x": [busy for _, busy in shown],
             "text": [percent(busy) for _, busy in shown],
             "textposition": "outside",
             "cliponaxis": False,
             "customdata": [literal(f"trial {t.number}, {trial_label(t)}") for (_, t, _, _), _ in shown],
-            "marker": {"color": [ACCENT if name == "winner" else SOFT for (name, *_), _ in shown]},
-            "hovertemplate": "%{customdata}<br>%{y:.1%}<extra></extra>",
-            "width": 0.5,
+            "marker": {"color": [ACCENT if colour == ACCENT else SOFT for (_, _, colour, _), _ in shown]},
+            "hovertemplate": "%{customdata}<br>%{x:.1%}<extra></extra>",
         }
     ]
     layout = {
-        "yaxis": axis("busy", tickformat=".0%", range=[0, 1.1]),
-        "xaxis": {"type": "category"},
+        "xaxis": axis("busy", tickformat=".0%", range=[0, 1.12], tickvals=[0, 0.25, 0.5, 0.75, 1]),
+        "yaxis": {"type": "category", "autorange": "reversed"},
         "showlegend": False,
+        "bargap": 0.45,
     }
     rows: list[list[Cell]] = [[name, t.number, rounded(busy)] for (name, t, _, _), busy in shown]
     return Figure("utilization", title, says, traces, layout, ["variant", "trial", "gpu_utilization"], rows)

@@ -19,16 +19,13 @@ from tuner.report.figures.base import (
     Trace,
     axis,
     literal,
-    log_axis,
-    measured,
+    metric_axis,
     rounded,
     value,
 )
 from tuner.report.numbers import metric_title, metric_unit
 
 _SECOND_CHOICES = ("itl_ms.p99", "request_throughput", "cold_ttft_ms.p90")
-WIDE_SPREAD = 8.0
-"""Ratio of largest to smallest value from which an axis is logarithmic."""
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -45,7 +42,7 @@ def pareto(data: ReportData) -> Figure:
     """The objective against the second one, or against what is usually paid for it."""
     metrics = objective_of(data.study).metrics
     first = metrics[0]
-    second = metrics[1] if len(metrics) > 1 else _second(data.trials, first)
+    second = metrics[1] if len(metrics) > 1 else _second(data.configurations(), first)
     title = "Pareto front"
     if second is None:
         return Figure("pareto", title, "", absent="no trial has two metrics to set against each other")
@@ -53,17 +50,17 @@ def pareto(data: ReportData) -> Figure:
     says = f"{names[0]} against {names[1]}; on the line, one cannot improve without the other getting worse."
     dots = [
         (t, x, y)
-        for t in measured(data.trials)
+        for t in data.configurations()
         if (x := value(t, first)) is not None and (y := value(t, second)) is not None
     ]
-    if not dots:
-        return Figure("pareto", title, says, absent=f"no trial has both {names[0]} and {names[1]}")
-    allowed = [d for d in dots if d[0].state == "completed"] or dots
+    if len(dots) < 2:
+        return Figure("pareto", title, says, absent=f"fewer than two trials have both {names[0]} and {names[1]}")
+    allowed = [d for d in dots if not d[0].violations] or dots
     signs = [-1.0 if higher_is_better(p) else 1.0 for p in (first, second)]
     front = [allowed[i] for i in pareto_front([(signs[0] * x, signs[1] * y) for _, x, y in allowed])]
     on_front = {t.number for t, _, _ in front}
-    inside = [d for d in dots if d[0].state == "completed" and d[0].number not in on_front]
-    outside = [d for d in dots if d[0].state != "completed"]
+    inside = [d for d in dots if not d[0].violations and d[0].number not in on_front]
+    outside = [d for d in dots if d[0].violations and d[0].number not in on_front]
     template = f"%{{text}}<br>{names[0]} %{{x:.1f}} {metric_unit(first)}<br>{names[1]} %{{y:.1f}} {metric_unit(second)}"
     traces = [
         _dots("measured", inside, template, {"color": SOFT, "size": 7}),
@@ -81,29 +78,29 @@ def pareto(data: ReportData) -> Figure:
         ),
     ]
     rows: list[list[Cell]] = [
-        [t.number, trial_label(t), t.state, rounded(x), rounded(y), "yes" if t.number in on_front else ""]
+        [
+            t.number,
+            trial_label(t),
+            "; ".join(t.violations),
+            rounded(x),
+            rounded(y),
+            "yes" if t.number in on_front else "",
+        ]
         for t, x, y in dots
     ]
-    layout = {"xaxis": _scaled(first, [x for _, x, _ in dots]), "yaxis": _scaled(second, [y for _, _, y in dots])}
-    header = ["trial", "configuration", "state", first, second, "on_front"]
+    layout = {
+        "xaxis": metric_axis(first, [x for _, x, _ in dots]),
+        "yaxis": metric_axis(second, [y for _, _, y in dots]),
+    }
+    header = ["trial", "configuration", "violations", first, second, "on_front"]
     return Figure("pareto", title, says, [t for t in traces if t["x"]], layout, header, rows)
 
 
 def _second(trials: Sequence[Trial], first: str) -> str | None:
     for path in _SECOND_CHOICES:
-        if path != first and any(value(t, path) is not None for t in measured(trials)):
+        if path != first and any(value(t, path) is not None for t in trials):
             return path
     return None
-
-
-def _scaled(path: str, values: list[float]) -> dict[str, object]:
-    unit = metric_unit(path)
-    title = f"{metric_title(path)}, {unit}" if unit else metric_title(path)
-    if min(values) > 0 and max(values) / min(values) > WIDE_SPREAD:
-        low, high = min(values), max(values)
-        ticks = [m * 10.0**e for e in range(-3, 8) for m in (1, 2, 5) if low / 1.3 <= m * 10.0**e <= high * 1.3]
-        return log_axis(title, ticks)
-    return axis(title)
 
 
 def _dots(name: str, dots: list[tuple[Trial, float, float]], template: str, marker: dict[str, object]) -> Trace:
