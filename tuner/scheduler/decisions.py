@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -20,6 +21,8 @@ LONG_PROMPT_TOKENS = 1024
 LONG_PROMPT_CHUNK = 512
 """The chunk of a long prompt where `long_prefill_token_threshold` is not set."""
 HIT_WINDOW_ADMISSIONS = 64
+MOST_AT_THE_FRONT = 64
+"""No step admits more than a few requests, so no more are put in order for it."""
 
 
 @dataclass(frozen=True)
@@ -85,15 +88,12 @@ class Counters:
     def from_line(cls, line: str) -> Counters:
         """The last counters that `line` wrote; ValueError where a pair is missing or not a number."""
         pairs = dict(pair.split("=", 1) for pair in line.split() if "=" in pair)
-        try:
-            return cls(
-                **{
-                    each.name: float(pairs[each.name]) if each.type == "float" else int(pairs[each.name])
-                    for each in fields(cls)
-                }
-            )
-        except KeyError as missing:
-            raise ValueError(f"no {missing} in the counters: {line!r}") from None
+        counters = cls()
+        for each in fields(cls):
+            if each.name not in pairs:
+                raise ValueError(f"no {each.name} among the counters: {line!r}")
+            setattr(counters, each.name, type(getattr(counters, each.name))(pairs[each.name]))
+        return counters
 
 
 def needed_blocks(total_blocks: int, min_reuse_ratio: float) -> int:
@@ -176,7 +176,7 @@ class _Waiter(Generic[K]):
     held_since_s: float | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Front(Generic[K]):
     """Who goes first now: `keys` in order; `preferred` of them because their prefix is cached."""
 
@@ -201,12 +201,16 @@ class WaitingLine(Generic[K, H]):
         self._held: dict[K, _Waiter[K]] = {}
         self._by_block: dict[H, dict[K, _Waiter[K]]] = {}
         self._block_of: dict[K, H] = {}
+        self._front: Front[K] | None = None
+        self._front_cached: list[H] = []
+        self._front_until_s = math.inf
 
     def __len__(self) -> int:
         return len(self._waiters)
 
     def arrive(self, key: K, chain: Sequence[H], shared_blocks: int) -> None:
         """`key` waits; `shared_blocks` of its blocks some earlier request had too, so only they can be cached."""
+        self._front = None
         waiter = _Waiter(key, self._arrivals)
         self._arrivals += 1
         self._waiters[key] = self._not_held[key] = waiter
@@ -221,6 +225,7 @@ class WaitingLine(Generic[K, H]):
         waiter = self._waiters.pop(key, None)
         if waiter is None:
             return None
+        self._front = None
         self._not_held.pop(key, None)
         self._held.pop(key, None)
         block = self._block_of.pop(key, None)
@@ -232,17 +237,31 @@ class WaitingLine(Generic[K, H]):
         return None if waiter.held_since_s is None else now_s - waiter.held_since_s
 
     def front(self, now_s: float, is_cached: Callable[[H], bool]) -> Front[K]:
-        """Who goes first now, and from now on counts those that they overtake as held."""
-        preferred = [waiter for block, group in self._by_block.items() if is_cached(block) for waiter in group.values()]
+        """Who goes first now, and from now on counts those that they overtake as held.
+
+        The same object as before while nobody came or left, the same blocks are cached and nobody's hold ran out.
+        """
+        cached = [block for block in self._by_block if is_cached(block)]
+        if self._front is None or cached != self._front_cached or now_s >= self._front_until_s:
+            self._front_cached = cached
+            self._front = self._decide(now_s, cached)
+        return self._front
+
+    def _decide(self, now_s: float, cached: Sequence[H]) -> Front[K]:
+        self._front_until_s = math.inf
+        preferred = [waiter for block in cached for waiter in islice(self._by_block[block].values(), MOST_AT_THE_FRONT)]
         if not preferred:
             return Front()
         preferred.sort(key=_by_arrival)
+        del preferred[MOST_AT_THE_FRONT:]
         first = {waiter.key: waiter for waiter in preferred}
+        self._hold_those_before(preferred[-1].arrival, first, now_s)
         for key, waiter in self._held.items():
-            if waiter.held_since_s is None or now_s - waiter.held_since_s < self._max_hold_s:
+            due_s = (now_s if waiter.held_since_s is None else waiter.held_since_s) + self._max_hold_s
+            if now_s < due_s:
+                self._front_until_s = due_s
                 break
             first.setdefault(key, waiter)
-        self._hold_those_before(preferred[-1].arrival, first, now_s)
         order = preferred if len(first) == len(preferred) else sorted(first.values(), key=_by_arrival)
         return Front([waiter.key for waiter in order], [waiter.key for waiter in preferred])
 

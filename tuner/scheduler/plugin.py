@@ -1,0 +1,294 @@
+"""vLLM's scheduler with a prefix reuse budget: applies the decisions, adds nothing to what a step may do.
+
+Loaded by `--scheduler-cls tuner.scheduler.ReuseBudgetScheduler`, set by
+`--additional-config '{"chunktune": {"max_cached_blocks": 80, ...}}'`. Without settings it is vLLM's own scheduler.
+What it did goes to the log as `chunktune counters: name=value ...`, every ten seconds with a change and at the end:
+the scheduler lives in a process that does not serve /metrics.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable
+from itertools import islice, takewhile
+from operator import is_
+from typing import Any
+
+import vllm
+from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.request import Request, RequestStatus
+
+from tuner.scheduler.decisions import (
+    LONG_PROMPT_CHUNK,
+    LONG_PROMPT_TOKENS,
+    Budget,
+    Counters,
+    Front,
+    HitWindow,
+    WaitingLine,
+    merging_threshold,
+    needed_blocks,
+    yield_threshold,
+)
+from tuner.scheduler.free_queue import SecondChance
+from tuner.scheduler.handles import HandleError, check_classes, check_scheduler
+from tuner.scheduler.prefixes import PrefixTree
+
+logger = logging.getLogger("vllm.chunktune")
+
+COUNTERS_MARK = "chunktune counters:"
+LOG_EVERY_S = 10.0
+
+_REMEMBERED_POOLS = 4
+"""How many times the KV pool's blocks are remembered as prefixes: what came back later than that counts as new."""
+_PROTECTED = 3
+"""Ranks above those of the prefix tree: retention goes before eviction under pressure."""
+
+
+class ReuseBudgetScheduler(AsyncScheduler):
+    """AsyncScheduler with retention, admission, yielding, chunk merging and eviction under pressure."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_classes(vllm.__version__, AsyncScheduler, Request, KVCacheBlock)
+        super().__init__(*args, **kwargs)
+        check_scheduler(self)
+        self._budget = _budget_of(self)
+        self._counters = Counters()
+        self._logged = self._counters.line()
+        self._log_due_s = 0.0
+        pool = self.kv_cache_manager.block_pool
+        self._tree: PrefixTree[bytes] = PrefixTree(_REMEMBERED_POOLS * pool.num_gpu_blocks)
+        self._kept: dict[bytes, int] = {}
+        self._visits_until_ranking = 0
+        self._under_pressure = False
+        self._second_chance = SecondChance(pool.free_block_queue, self._counters)
+        self._line: WaitingLine[str, bytes] = WaitingLine(
+            self._budget.min_reuse_ratio, self._budget.max_hold_ms / 1000.0
+        )
+        self._front: Front[str] = Front()
+        self._first: list[Request] = []
+        self._hits = HitWindow()
+        self._long_waiting: set[str] = set()
+        self._preferred_prefills: list[Request] = []
+        logger.info("chunktune reuse budget: %s", self._budget)
+
+    def add_request(self, request: Request) -> None:
+        """As vLLM does, and remember the request's prefix."""
+        known = request.request_id in self.requests
+        super().add_request(request)
+        if known or self._budget.off:
+            return
+        shared = self._tree.visit(request.block_hashes)
+        self._visits_until_ranking -= 1
+        self._line.arrive(request.request_id, request.block_hashes, 0 if request.skip_reading_prefix_cache else shared)
+        if request.num_prompt_tokens > LONG_PROMPT_TOKENS:
+            self._long_waiting.add(request.request_id)
+
+    def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
+        """As vLLM does, and forget that they waited."""
+        finished: list[Request] = super().finish_requests(request_ids, finished_status)
+        for request in finished:
+            self._leave(request.request_id, time.monotonic())
+        return finished
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """vLLM's step with the waiting, the free blocks and the chunks in the budget's order."""
+        if self._budget.off:
+            return super().schedule(*args, **kwargs)
+        now_s = time.monotonic()
+        front = self._order_waiting(now_s)
+        merging = self._choose_chunk(front)
+        self._order_free_blocks()
+        config = self.scheduler_config
+        configured = config.long_prefill_token_threshold
+        threshold, merges = merging
+        config.long_prefill_token_threshold = threshold
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            config.long_prefill_token_threshold = configured
+            self.__dict__.pop("_reserve_prefill_lookahead", None)
+        self._second_chance.after_step(freed_meanwhile=bool(output.preempted_req_ids))
+        self._account(output, front, now_s)
+        if merges:
+            chunk = configured or LONG_PROMPT_CHUNK
+            self._counters.merged_chunks += sum(
+                (tokens - 1) // chunk for tokens in output.num_scheduled_tokens.values() if tokens > chunk
+            )
+        if now_s >= self._log_due_s:
+            self._log_due_s = now_s + LOG_EVERY_S
+            self._log_counters()
+        return output
+
+    def shutdown(self) -> None:
+        """Say the last counters, then as vLLM does."""
+        if not self._budget.off:
+            self._log_counters(always=True)
+        super().shutdown()
+
+    def _order_waiting(self, now_s: float) -> Front[str]:
+        """Admission: those with enough of their prefix cached go first, the others keep their order."""
+        if not self._budget.min_reuse_ratio or not self.waiting or not self._has_room():
+            return Front()
+        front = self._line.front(now_s, self._is_cached)
+        if not front.keys or (front is self._front and all(map(is_, self.waiting, self._first))):
+            return front
+        # Preempted and blocked ones stay at the head: vLLM resumes the former first, and steps over the latter.
+        first = list(takewhile(lambda request: request.status != RequestStatus.WAITING, self.waiting))
+        for key in front.keys:
+            request = self.requests.get(key)
+            if request is None:
+                self._leave(key, now_s)
+            elif request.status == RequestStatus.WAITING and request.num_computed_tokens == 0:
+                first.append(request)
+        if first != list(islice(self.waiting, len(first))):
+            self.waiting.remove_requests(set(first))
+            self.waiting.prepend_requests(reversed(first))
+        self._front, self._first = front, first
+        return front
+
+    def _has_room(self) -> bool:
+        taken = len(self.running) + self.num_waiting_for_streaming_input
+        return bool(taken < self.max_num_active_reqs)
+
+    def _is_cached(self, key: bytes) -> bool:
+        return self._cached_block(key) is not None
+
+    def _cached_block(self, key: bytes) -> Any:
+        return self.kv_cache_manager.block_pool.cached_block_hash_to_block.get_one_block(key)
+
+    def _choose_chunk(self, front: Front[str]) -> tuple[int, bool]:
+        """Yielding and merging: how much of a long prompt may go into this step."""
+        budget = self._budget
+        if budget.yield_chunk_tokens and budget.min_reuse_ratio and self._somebody_is_let_through(front):
+            others = sum(1 for r in self.running if r.is_prefill_chunk) - len(self._preferred_prefills)
+            if others > 0:
+                limit = yield_threshold(budget.yield_chunk_tokens, others, self.block_size)
+                # On the instance and for this step only: a step without yielding pays nothing for it.
+                self._reserve_prefill_lookahead = self._yielding(limit)
+                self._counters.yielded_steps += 1
+        configured = self.scheduler_config.long_prefill_token_threshold
+        if not budget.merge_below:
+            return configured, False
+        long_prompts = bool(self._long_waiting) or any(
+            r.is_prefill_chunk and r.num_prompt_tokens > LONG_PROMPT_TOKENS for r in self.running
+        )
+        return merging_threshold(configured, self._hits.hit_rate, budget.merge_below, long_prompts=long_prompts)
+
+    def _somebody_is_let_through(self, front: Front[str]) -> bool:
+        """A preferred request computes its prompt, or waits and would fit."""
+        self._preferred_prefills = [
+            r for r in self._preferred_prefills if r.is_prefill_chunk and r.status == RequestStatus.RUNNING
+        ]
+        if self._preferred_prefills:
+            return True
+        request = self.requests.get(front.preferred[0]) if front.preferred else None
+        if request is None:
+            return False
+        total = len(request.block_hashes)
+        cached = needed_blocks(total, self._budget.min_reuse_ratio)
+        block = self._cached_block(make_block_hash_with_group_id(request.block_hashes[cached - 1], 0))
+        in_use = cached if block is not None and block.ref_cnt > 0 else 0
+        free: int = self.kv_cache_manager.block_pool.free_block_queue.num_free_blocks
+        return total + 1 - in_use <= free
+
+    def _yielding(self, limit: int) -> Callable[[Request, int, int], int]:
+        """vLLM's last word on a request's tokens in a step, with at most `limit` for a running prompt that yields.
+
+        Prompts with images keep their chunk: vLLM has already chosen the encoder's work for it.
+        """
+        vllm_s_own: Callable[[Request, int, int], int] = super()._reserve_prefill_lookahead
+        preferred = self._preferred_prefills
+
+        def reserve(request: Request, num_computed_tokens: int, num_new_tokens: int) -> int:
+            if (
+                num_new_tokens > limit
+                and request.is_prefill_chunk
+                and request.status == RequestStatus.RUNNING
+                and request not in preferred
+                and not request.has_encoder_inputs
+            ):
+                num_new_tokens = limit
+            return vllm_s_own(request, num_computed_tokens, num_new_tokens)
+
+        return reserve
+
+    def _order_free_blocks(self) -> None:
+        """Retention and eviction: blocks worth keeping leave the head of the free queue."""
+        budget = self._budget
+        if not budget.max_cached_blocks and not budget.evict_above:
+            return
+        pool = self.kv_cache_manager.block_pool
+        if budget.max_cached_blocks and self._visits_until_ranking < 0:
+            kept = dict.fromkeys(self._tree.most_shared(budget.max_cached_blocks), _PROTECTED)
+            if kept != self._kept:
+                self._kept = kept
+                self._second_chance.look_again()
+            # Ranking costs what there is to rank, so it comes the more rarely the more there is.
+            self._visits_until_ranking = self._tree.shared_prefixes // 32
+        if budget.evict_above:
+            pressure = pool.get_usage() > budget.evict_above
+            if pressure != self._under_pressure:
+                self._under_pressure = pressure
+                self._second_chance.look_again()
+        if not self._kept and not self._under_pressure:
+            return
+        rank: Callable[[Any], int | None] = self._kept.get
+        if self._under_pressure:
+            rank = self._rank_under_pressure if self._kept else self._tree.reuse
+        requests = min(self.max_num_active_reqs, len(self.running) + len(self.waiting))
+        self._second_chance.before_step(
+            self.max_num_scheduled_tokens // self.block_size + requests,
+            rank,
+            lambda key, block: pool.cached_block_hash_to_block.get_one_block(key) is block,
+        )
+
+    def _rank_under_pressure(self, key: bytes) -> int:
+        return self._kept.get(key) or self._tree.reuse(key)
+
+    def _account(self, output: SchedulerOutput, front: Front[str], now_s: float) -> None:
+        """Those admitted no longer wait; what they found in the cache tells chunk merging."""
+        for admitted in output.scheduled_new_reqs:
+            request = self.requests[admitted.req_id]
+            if request.num_preemptions:
+                continue
+            self._leave(admitted.req_id, now_s)
+            self._hits.admit(admitted.num_computed_tokens, request.num_prompt_tokens)
+            if admitted.req_id in front.preferred:
+                self._counters.preferred_requests += 1
+                if request.is_prefill_chunk:
+                    self._preferred_prefills.append(request)
+
+    def _leave(self, request_id: str, now_s: float) -> None:
+        held_s = self._line.leave(request_id, now_s)
+        if held_s is not None:
+            self._counters.held_requests += 1
+            self._counters.hold_seconds += held_s
+        self._long_waiting.discard(request_id)
+
+    def _log_counters(self, *, always: bool = False) -> None:
+        cached = self.kv_cache_manager.block_pool.cached_block_hash_to_block
+        self._counters.protected_blocks = sum(1 for key in self._kept if cached.get_one_block(key) is not None)
+        line = self._counters.line()
+        if always or line != self._logged:
+            self._logged = line
+            logger.info("%s %s", COUNTERS_MARK, line)
+
+
+def _budget_of(scheduler: AsyncScheduler) -> Budget:
+    additional = scheduler.vllm_config.additional_config
+    settings = additional.get("chunktune", {}) if isinstance(additional, dict) else {}
+    if not isinstance(settings, dict):
+        raise HandleError(f'"chunktune" in --additional-config must be an object, not {settings!r}')
+    try:
+        budget = Budget.from_mapping(settings)
+    except ValueError as error:
+        raise HandleError(f"--additional-config chunktune: {error}") from None
+    if not budget.off and not scheduler.cache_config.enable_prefix_caching:
+        raise HandleError("prefix caching is off (--enable-prefix-caching)")
+    if budget.min_reuse_ratio and scheduler.scheduler_config.policy != "fcfs":
+        raise HandleError("min_reuse_ratio orders requests by arrival, and --scheduling-policy is not fcfs")
+    return budget
