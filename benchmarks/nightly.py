@@ -386,9 +386,8 @@ def main() -> int:
     print_cells("Planned starts only (one look)", fixed, plain=False)
     print_cells("Both metrics get worse, up to 3 looks", both, plain=False)
     print_cells("Both metrics get worse, planned starts only", fixed_both, plain=False)
-    print(
-        "\nAfter three contaminated nights (25 % slower)    | false alarms % | 5 % in two | 10 % first | rolling mean, plain 10 %"
-    )
+    print("\nAfter three contaminated nights (25 % slower); the peer takes their mean for its baseline, threshold 10 %")
+    print("                          | false alarms % | 5 % in two | 10 % first | the peer, 10 %")
     for b in broken:
         print(
             f"{b.behind:4d} behind, {b.a_night} a night    | {b.false_alarm.percent:14.2f} "

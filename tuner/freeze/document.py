@@ -82,15 +82,14 @@ def freeze_trial(
 
 
 def repeats_of(trial: Trial, trials: Iterable[Trial]) -> list[Trial]:
-    """Every trial of the same configuration: finals of it, and what it is itself a final of."""
-    root = _root(trial)
-    return [t for t in trials if _root(t) == root]
+    """Every trial of the same configuration, `trial` among them."""
+    return [t for t in trials if _configuration(t) == _configuration(trial)]
 
 
 def control_of(trials: Sequence[Trial]) -> list[Trial]:
     """Every trial of the stock configuration: the baseline and its finals."""
-    stock = {t.number for t in trials if t.role == "baseline"}
-    return [t for t in trials if _root(t) in stock]
+    stock = next((t for t in trials if t.role == "baseline"), None)
+    return [] if stock is None else repeats_of(stock, trials)
 
 
 def load_frozen(path: Path) -> Frozen:
@@ -157,8 +156,8 @@ def _refuse_unfit(trial: Trial, profile: Profile) -> None:
             raise UsageError(f"{name} has no finite {path}: there is nothing to freeze", "Freeze another trial.")
 
 
-def _root(trial: Trial) -> int:
-    return trial.number if trial.final_of is None else trial.final_of
+def _configuration(trial: Trial) -> tuple[dict[str, Scalar], ReuseBudget | None]:
+    return trial.engine_args, _budget(trial)
 
 
 def _usable(trial: Trial) -> bool:
@@ -170,7 +169,8 @@ def _valid_rounds(trial: Trial) -> bool:
 
 
 def _unselected(trial: Trial, repeats: Iterable[Trial]) -> list[Trial]:
-    by_number = {t.number: t for t in [*repeats, trial] if _usable(t)}
+    # A trial merged out of several starts bears the number of its first: the starts themselves count.
+    by_number = {t.number: t for t in [trial, *repeats] if _usable(t)}
     fair = [t for t in by_number.values() if t.role != "candidate"]
     return sorted(fair or [trial], key=lambda t: t.number)
 

@@ -94,14 +94,27 @@ def test_a_failed_or_void_repeat_is_no_start_of_the_baseline() -> None:
     assert frozen_of(trial_of(3, [80.0]), [final, failed, void]).baseline.starts == 1
 
 
-def test_repeats_and_control_are_found_by_what_they_repeat() -> None:
-    stock = trial_of(0, [120.0], role="baseline")
-    winner = trial_of(3, [80.0])
-    finals = [trial_of(8, [90.0], role="final", final_of=3), trial_of(9, [121.0], role="final", final_of=0)]
-    trials = [stock, winner, trial_of(4, [99.0]), *finals]
+def test_repeats_and_control_are_found_by_configuration() -> None:
+    stock_args = {"max_num_seqs": 64}
+    budget = ReuseBudget(min_reuse_ratio=0.8)
+    stock = trial_of(0, [120.0], role="baseline", engine_args=stock_args)
+    winner = trial_of(3, [80.0], reuse_budget=budget)
+    finals = [
+        trial_of(8, [90.0], role="final", final_of=3, reuse_budget=budget),
+        trial_of(9, [121.0], role="final", final_of=0, engine_args=stock_args),
+        trial_of(10, [95.0], role="final", final_of=3, label="without the plug-in"),
+    ]
+    trials = [stock, winner, trial_of(4, [99.0], engine_args={"max_num_batched_tokens": 256}), *finals]
     assert [t.number for t in repeats_of(winner, trials)] == [3, 8]
     assert [t.number for t in repeats_of(finals[0], trials)] == [3, 8]
     assert [t.number for t in control_of(trials)] == [0, 9]
+
+
+def test_a_trial_merged_out_of_its_starts_is_not_counted_twice() -> None:
+    starts = [trial_of(8, [100.0, 101.0], role="final"), trial_of(9, [99.0], role="final")]
+    merged = trial_of(8, [100.0, 101.0, 99.0], role="final")
+    baseline = frozen_of(merged, starts).baseline
+    assert (baseline.starts, baseline.rounds_per_start) == (2, [2, 1])
 
 
 def test_the_stock_control_is_kept_with_its_own_baseline() -> None:
