@@ -23,11 +23,12 @@ from typing import Any
 from tuner.domain.candidate import CHUNK_KNOB
 from tuner.domain.measurement import Measurement, metric
 from tuner.domain.profile import Profile
-from tuner.errors import ChunktuneError
+from tuner.errors import ChunktuneError, NoVerdict
 from tuner.measure import summarize
 from tuner.profile import load_profile
 from tuner.trial.launcher import EngineChoice
-from tuner.trial.session import SessionConfig, engine_session
+from tuner.trial.rounds import EXTRA_ATTEMPTS, counting
+from tuner.trial.session import RoundResult, SessionConfig, engine_session
 
 SERVE = Path(__file__).resolve().parent / "paced" / "serve.py"
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
@@ -54,6 +55,10 @@ def engines(profile: Profile, wanted: list[str]) -> list[Engine]:
 
 async def measure(profile: Profile, engine: Engine, chunk: int, rounds: int, folder: Path, seed: int) -> Measurement:
     args = {**profile.engine.args, "block_size": 32, "max_num_seqs": 64, CHUNK_KNOB: chunk}
+    if engine.name == "paced":
+        # One worker runs; the pretended number of GPUs comes with CHUNKTUNE_SIM.
+        args["tensor_parallel_size"] = None
+        args["gpu_memory_utilization"] = None
     if engine.async_scheduling is not None:
         args["async_scheduling"] = engine.async_scheduling
     config = SessionConfig.of_profile(
@@ -65,10 +70,12 @@ async def measure(profile: Profile, engine: Engine, chunk: int, rounds: int, fol
         log_path=folder / f"{engine.name}-{chunk}.log",
         record_dir=folder,
     )
-    results = []
+    results: list[RoundResult] = []
     async with engine_session(config) as session:
-        for number in range(rounds):
-            results.append(await session.round(f"{engine.name}-{chunk}-{number}"))
+        while len(counting(results)) < rounds and len(results) < rounds + EXTRA_ATTEMPTS:
+            results.append(await session.round(f"{engine.name}-{chunk}-{len(results)}"))
+    if not counting(results):
+        raise NoVerdict(f"no round counts: {results[-1].measurement.void}")
     return summarize([r.measurement for r in results], [r.observation for r in results]).median
 
 

@@ -1,12 +1,16 @@
-"""A drop-in `vllm` that has the timing of a GPU: the real `vllm serve` on the CPU with a worker that waits.
+r"""A drop-in `vllm` that has the timing of a GPU: the real `vllm serve` on the CPU with a worker that waits.
 
-    python benchmarks/paced/serve.py [--gpu h100_sxm] [--cost-model NAME] [--vllm COMMAND] serve MODEL [options]
+    python benchmarks/paced/serve.py [--gpu h100_sxm] [--count 4] [--cost-model NAME] [--vllm COMMAND] serve MODEL ...
 
-For the tuner: `chunktune sweep --vllm 'python benchmarks/paced/serve.py --gpu h100_sxm'`. It takes the argv of
-`vllm serve`, serves a tiny model under the asked name, reads --tensor-parallel-size as the number of pretended
-GPUs, and sets the KV capacity that the real model has there. It replaces itself with vLLM, so that signals, logs
-and exit codes are vLLM's own. What differs from a GPU: CPU attention wants blocks of a multiple of 32 tokens, and
-vLLM switches async scheduling off on the CPU.
+For the tuner, which checks that the engine runs what it asked for (one worker runs here, and blocks of 32 tokens):
+
+    chunktune sweep --vllm 'python benchmarks/paced/serve.py --count 4' \
+        --set engine.args.tensor_parallel_size=null --set engine.args.block_size=32
+
+It takes the argv of `vllm serve`, serves a tiny model under the asked name, reads --tensor-parallel-size as the
+number of pretended GPUs, and sets the KV capacity that the real model has there. It replaces itself with vLLM, so
+that signals, logs and exit codes are vLLM's own. What differs from a GPU: CPU attention wants blocks of a multiple
+of 32 tokens, and vLLM switches async scheduling off on the CPU.
 """
 
 from __future__ import annotations
@@ -66,6 +70,10 @@ def split_options(rest: list[str]) -> tuple[list[str], dict[str, str]]:
             if not eq:
                 i += 1
                 value = rest[i] if i < len(rest) else ""
+            if name == "served_model_name":
+                while i + 1 < len(rest) and not rest[i + 1].startswith("-"):
+                    i += 1
+                    value += f" {rest[i]}"
             taken[name] = value
             if name in PASSED_ON:
                 kept.extend([flag, value])
@@ -76,7 +84,7 @@ def split_options(rest: list[str]) -> tuple[list[str], dict[str, str]]:
 def command(arguments: argparse.Namespace, model: str, rest: list[str]) -> tuple[list[str], dict[str, str]]:
     """The argv of the real vLLM, and its environment."""
     kept, taken = split_options(rest)
-    tp = int(taken.get("tensor_parallel_size", arguments.count or 1))
+    tp = int(arguments.count or taken.get("tensor_parallel_size") or arguments.env_count or 1)
     cost_model = arguments.cost_model or cost_model_name(model)
     chunk = int(taken.get("max_num_batched_tokens", 8192))
     max_num_seqs = int(taken.get("max_num_seqs", 256))
@@ -99,7 +107,7 @@ def command(arguments: argparse.Namespace, model: str, rest: list[str]) -> tuple
     blocks = max(tokens // block, 1)
     directory = make_tiny_model(Path(tempfile.gettempdir()) / f"chunktune-tiny-{os.getuid()}")
     argv = [*shlex.split(arguments.vllm), "serve", str(directory), *kept]
-    argv += ["--served-model-name", taken.get("served_model_name", model), "--load-format", "dummy"]
+    argv += ["--served-model-name", *taken.get("served_model_name", model).split(), "--load-format", "dummy"]
     argv += ["--enforce-eager", "--block-size", str(block), "--num-gpu-blocks-override", str(blocks)]
     argv += ["--gpu-memory-utilization", "0.1", "--worker-cls", "benchmarks.paced.worker.PacedWorker"]
     settings: dict[str, Any] = {
@@ -134,7 +142,8 @@ def main() -> int:
     simulated = json.loads(os.environ.get("CHUNKTUNE_SIM") or "{}")
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], add_help=False, allow_abbrev=False)
     parser.add_argument("--gpu", default=simulated.get("gpu", "h100_sxm"))
-    parser.add_argument("--count", type=int, default=simulated.get("count"))
+    parser.add_argument("--count", type=int, help="pretended GPUs, whatever --tensor-parallel-size says")
+    parser.set_defaults(env_count=simulated.get("count"))
     parser.add_argument("--cost-model", default=simulated.get("cost_model"))
     parser.add_argument("--kv-tokens", type=int, help="KV capacity in tokens instead of the real model's")
     parser.add_argument("--step-time-scale", type=float, default=1.0)

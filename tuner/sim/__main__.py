@@ -107,8 +107,13 @@ async def _serve(plan: Plan, options: argparse.Namespace, cost: Any, listener: s
     from tuner.sim.api import Api, vocabulary_size
     from tuner.sim.core import Core
     from tuner.sim.live import LiveEngine
+    from tuner.sim.policy import BudgetPolicy
 
-    core = Core(plan.scheduler, vocabulary=vocabulary_size())
+    policy = None
+    if plan.budget is not None and not plan.budget.off:
+        policy = BudgetPolicy(plan.budget, plan.scheduler.num_blocks)
+        log.engine("INFO", f"chunktune reuse budget: {plan.budget}")
+    core = Core(plan.scheduler, policy, vocabulary=vocabulary_size())
     engine = LiveEngine(plan, core, cost, SYSTEM_CLOCK)
     api = Api(
         engine,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 ROOT_KEY = 0x5EED
 """The chain's start; a fixed number, so that keys are the same in every process."""
@@ -123,14 +123,9 @@ class BlockPool:
         self._key_of = [None] * self.total
         return True
 
-    def queue_head(self, count: int) -> list[int]:
-        """The next `count` blocks to be handed out, in order."""
-        head: list[int] = []
-        for block in self._free:
-            if len(head) == count:
-                break
-            head.append(block)
-        return head
+    def queue(self) -> Iterator[int]:
+        """Free blocks in the order in which they are handed out; not to be changed while it is walked."""
+        return iter(self._free)
 
     def move_to_tail(self, blocks: Iterable[int]) -> None:
         """Put free blocks at the end of the queue, in the order given."""

@@ -126,6 +126,10 @@ class Totals:
     preemptions: int = 0
     steps: int = 0
     all_steps: int = 0
+    prefill_chunks: int = 0
+    """Shares of steps that computed a part of a prompt."""
+    prefills: int = 0
+    """Prompts computed to their end."""
     step_tokens: int = 0
     """Prompt tokens (of prompts done) and generated tokens of `steps`."""
 
@@ -133,7 +137,9 @@ class Totals:
 class Policy(Protocol):
     """A scheduler plug-in's hooks; `StockPolicy` does nothing."""
 
-    def arrived(self, request: Request, now_s: float) -> None: ...
+    def arrived(self, request: Request, now_s: float) -> None:
+        """A new request waits (a preempted one does not arrive again)."""
+        ...
 
     def left(self, request: Request, now_s: float) -> None:
         """No longer waiting: admitted or cancelled."""
@@ -143,13 +149,21 @@ class Policy(Protocol):
         """May reorder `core.waiting` and the eviction queue."""
         ...
 
-    def threshold(self, core: Core, configured: int) -> int:
-        """Most tokens a step takes of one prompt; 0: no limit of its own."""
+    def threshold(self, configured: int) -> int:
+        """Most tokens this step takes of one prompt while others are there; 0: no limit of its own."""
         ...
 
-    def admitted(self, request: Request, cached_tokens: int) -> None: ...
+    def running_limit(self, request: Request, tokens: int) -> int:
+        """At most `tokens`: how many a running request may have in this step; at least 1."""
+        ...
 
-    def freed(self, request: Request) -> None: ...
+    def admitted(self, request: Request, cached_tokens: int) -> None:
+        """Starts to run for the first time."""
+        ...
+
+    def after_step(self, core: Core, step: Step | None) -> None:
+        """The step is planned."""
+        ...
 
 
 class StockPolicy:
@@ -161,12 +175,15 @@ class StockPolicy:
 
     def before_step(self, core: Core, now_s: float) -> None: ...
 
-    def threshold(self, core: Core, configured: int) -> int:
+    def threshold(self, configured: int) -> int:
         return configured
+
+    def running_limit(self, request: Request, tokens: int) -> int:
+        return tokens
 
     def admitted(self, request: Request, cached_tokens: int) -> None: ...
 
-    def freed(self, request: Request) -> None: ...
+    def after_step(self, core: Core, step: Step | None) -> None: ...
 
 
 class Core:
@@ -182,7 +199,15 @@ class Core:
         self.policy: Policy = policy or StockPolicy()
         self._vocabulary = vocabulary
         self._watermark = int(config.watermark * config.num_blocks)
-        self._slots = config.max_num_active_seqs or config.max_num_seqs
+        self.slots = config.max_num_active_seqs or config.max_num_seqs
+        """Requests that may run at a time."""
+        self.step_tokens = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+        """Tokens that a step may compute."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a waiting request would find a place among the running ones."""
+        return len(self.running) < self.slots
 
     @property
     def unfinished(self) -> bool:
@@ -203,22 +228,26 @@ class Core:
     def plan(self, now_s: float) -> Step | None:
         """The next step, or None when nothing can run now."""
         self.policy.before_step(self, now_s)
-        budget = self.config.max_num_scheduled_tokens or self.config.max_num_batched_tokens
+        budget = self.step_tokens
         threshold = self._threshold()
         parts: list[Part] = []
         budget, preempted = self._plan_running(parts, budget, threshold)
         if not preempted:
             self._plan_waiting(parts, budget, threshold, now_s)
-        if not parts:
+        step = Step(parts, _shape(parts), preempted) if parts else None
+        self.policy.after_step(self, step)
+        if step is None:
             return None
         for part in parts:
             request = part.request
+            if request.prefilling and request.preemptions == 0:
+                self.totals.prefill_chunks += 1
             request.computed += part.tokens
             request.in_flight += 1
             if part.samples:
                 request.pending += 1
         self.totals.all_steps += 1
-        return Step(parts, _shape(parts), preempted)
+        return step
 
     def finish(self, step: Step, now_s: float) -> list[Token]:
         """The step has run: its tokens, and requests that end with them."""
@@ -240,6 +269,7 @@ class Core:
             if number == 1:
                 request.first_token_s = now_s
                 prompt_tokens += request.prompt_tokens
+                self.totals.prefills += 1
                 self.totals.prompt_tokens += request.prompt_tokens
                 self.totals.cached_tokens += request.cached_tokens or 0
             request.last_token_s = now_s
@@ -265,7 +295,7 @@ class Core:
 
     def _threshold(self) -> int:
         count = len(self.running) + len(self.waiting)
-        configured = self.policy.threshold(self, self.config.long_prefill_token_threshold)
+        configured = self.policy.threshold(self.config.long_prefill_token_threshold)
         if count <= 1 or configured <= 0:
             return 0
         if self.config.long_prefill_token_threshold_adaptive:
@@ -289,6 +319,7 @@ class Core:
             new = min(new, budget, self.config.max_model_len - 1 - request.computed)
             if new <= 0:
                 continue
+            new = self.policy.running_limit(request, new)
             while not self._grow(request, request.computed + new):
                 victim = self.running.pop()
                 self._preempt(victim)
@@ -301,7 +332,7 @@ class Core:
 
     def _plan_waiting(self, parts: list[Part], budget: int, threshold: int, now_s: float) -> None:
         skipped: list[Request] = []
-        while self.waiting and budget > 0 and len(self.running) < self._slots:
+        while self.waiting and budget > 0 and self.has_room:
             request = self.waiting[0]
             if request.stale:
                 skipped.append(self.waiting.popleft())
@@ -382,7 +413,6 @@ class Core:
         return -(-tokens // self.config.block_size)
 
     def _release(self, request: Request) -> None:
-        self.policy.freed(request)
         self.pool.give_back(request.blocks)
         request.blocks = []
         request.remembered = 0
@@ -397,7 +427,6 @@ class Core:
         request.preemptions += 1
         self.totals.preemptions += 1
         self.waiting.appendleft(request)
-        self.policy.arrived(request, request.arrived_s)
 
     def _end(self, request: Request, reason: FinishReason, now_s: float) -> None:
         request.finished = reason

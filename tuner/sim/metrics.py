@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 from tuner.sim.live import LiveEngine
+from tuner.sim.policy import BudgetPolicy
 from tuner.sim.prom import Page
 
 
@@ -45,6 +48,14 @@ def metrics_text(engine: LiveEngine, model_name: str, created_s: float) -> str:
         ("vllm:request_generation_tokens", "Number of generation tokens processed.", latencies.output),
     ):
         page.histogram(name, text, histogram)
+    page.counter("chunktune:prefill_chunks", "Shares of steps that computed a part of a prompt.", totals.prefill_chunks)
+    page.counter("chunktune:prefills", "Prompts computed to their end.", totals.prefills)
+    if isinstance(core.policy, BudgetPolicy):
+        for name, value in asdict(core.policy.counters).items():
+            if name == "protected_blocks":
+                page.gauge(f"chunktune:{name}", "Reuse budget: blocks kept now.", value)
+            else:
+                page.counter(f"chunktune:{name}", f"Reuse budget: {name.replace('_', ' ')}.", value)
     scheduler = plan.scheduler
     page.gauge(
         "vllm:cache_config_info",
