@@ -130,10 +130,14 @@ class Constraint(Document):
         path, op, limit = match.groups()
         return cls(metric=_known_metric(path), op=op, limit=float(limit))
 
+    def allows(self, value: float) -> bool:
+        """Whether a value of the metric is within the limit."""
+        return _OPERATORS[self.op](value, self.limit)
+
     def holds(self, measurement: Measurement) -> bool | None:
         """None when the metric was not measured."""
         value = metric(measurement, self.metric)
-        return None if value is None else _OPERATORS[self.op](value, self.limit)
+        return None if value is None else self.allows(value)
 
     def violation(self, measurement: Measurement) -> float | None:
         """How far outside, relative to the limit: <= 0 when it holds, None when not measured."""
