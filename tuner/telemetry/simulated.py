@@ -28,12 +28,15 @@ class SimulatedSource:
         self._connection = http.client.HTTPConnection(url.hostname, url.port or 80, timeout=_TIMEOUT_S)
         self._totals: dict[str, int] = {}
         self._breakdown = MemoryBreakdown()
+        self._closed = False
 
     def open(self) -> None:
         if not self._totals and not self._look():
             raise SourceError(self.reason)
 
     def sample(self, at_s: float) -> list[MemorySample]:
+        if self._closed:
+            return []
         return [
             MemorySample(at_s, str(d["device"]), int(d["used_bytes"]), _share(d.get("utilization")))
             for d in self._look()
@@ -72,6 +75,7 @@ class SimulatedSource:
         return dict(self._totals)
 
     def close(self) -> None:
+        self._closed = True
         self._connection.close()
 
 
