@@ -99,6 +99,7 @@ class _Round:
         self._measuring = False
         self._sending = True
         self._void = ""
+        self._void_code = ""
         self._ticks_late: list[float] = []
         self._tick_due = 0.0
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -267,6 +268,7 @@ class _Round:
     def _stop(self, void: str, code: str = "cut", text: str = "the round was given up") -> None:
         """The round cannot count any more: end what is under way."""
         self._void = self._void or void
+        self._void_code = self._void_code or {"cut": "engine_died", "stalled": "engine_stalled"}.get(code, code)
         self._sending = False
         for exchange in list(self._in_flight.values()):
             self._carrier.give_up(exchange, code, text)
@@ -323,6 +325,8 @@ class _Round:
         )
         warm = self._warm_start(records)
         observation.void = void_reason(self._plan, records, self._void, warm, client.limited_reason)
+        if observation.void:
+            observation.void_code = void_code(records, self._void_code, warm, client.limited)
         return observation
 
 
@@ -345,6 +349,19 @@ def void_reason(plan: RoundPlan, records: Sequence[RequestRecord], stopped: str,
             "so the round says nothing about a cold start"
         )
     return f"the client was the limit: {limited}" if limited else ""
+
+
+def void_code(records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: bool) -> str:
+    """The stable code of `void_reason`: what stopped the round, else what most failed requests share."""
+    failed = Counter(r.error_code or "unknown" for r in records if r.error is not None)
+    if stopped:
+        return stopped
+    if failed.total() > FAILURES_ALLOWED * len(records):
+        most = failed.most_common(1)[0][0]
+        return most if most in ("auth", "http_error") else "too_many_failures"
+    if warm is not None:
+        return "warm_cache"
+    return "client_limited" if limited else "too_many_failures"
 
 
 def warm_start(first: RequestRecord, same_prefix: Sequence[RequestRecord], allowance: int) -> int | None:
