@@ -245,7 +245,7 @@ class _Round:
     def _look(self, now: float) -> None:
         """Deadlines, progress, the engine."""
         if self._died is not None and self._died():
-            self._stop("the engine died in mid-round", "cut", "the engine died")
+            self._stop("the engine died in mid-round", "cut", "the engine died", "engine_died")
             return
         limit = self._target.request_timeout_s
         overdue = [e for e in self._in_flight.values() if now - e.sent_s > limit]
@@ -263,12 +263,13 @@ class _Round:
                 f"the server sent nothing for {self._stall_timeout_s:g} s while {len(self._in_flight)} requests waited",
                 "stalled",
                 f"the server sent nothing for {self._stall_timeout_s:g} s",
+                "engine_stalled",
             )
 
-    def _stop(self, void: str, code: str = "cut", text: str = "the round was given up") -> None:
+    def _stop(self, void: str, code: str = "cut", text: str = "the round was given up", void_code: str = "") -> None:
         """The round cannot count any more: end what is under way."""
         self._void = self._void or void
-        self._void_code = self._void_code or {"cut": "engine_died", "stalled": "engine_stalled"}.get(code, code)
+        self._void_code = self._void_code or void_code
         self._sending = False
         for exchange in list(self._in_flight.values()):
             self._carrier.give_up(exchange, code, text)

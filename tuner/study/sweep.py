@@ -70,7 +70,6 @@ async def sweep(request: SweepRequest, clock: Clock, progress: Progress) -> Swee
             progress.message(sentence)
         fingerprint = await take_fingerprint(request.choice, request.profile)
         await _check_options(request)
-        storage = open_storage(directory.journal_file, request.storage_url)
         space = search_space(request.profile)
         study_file, continued = open_or_create(
             directory,
@@ -81,6 +80,7 @@ async def sweep(request: SweepRequest, clock: Clock, progress: Progress) -> Swee
             sampler="TPESampler",
             clock=clock,
         )
+        storage = open_storage(directory.journal_file, request.storage_url)
         optuna_study = open_study(storage, path.name, request.profile, request.seed)
         run = _Sweep(request, directory, study_file, optuna_study, clock, progress, directory.trials())
         if continued:
@@ -248,7 +248,7 @@ class _Sweep:
         if trial.state in ("completed", "infeasible"):
             return trial
         kind = policy(trial.cause or "unknown")
-        if kind == "environment":
+        if kind == "environment" or trial.cause == "client_limited":
             self.progress.message(f"trial {trial.number}: {trial.message}; once more on a fresh start")
             trial = await self._once(role, label, candidate, rounds, final_of)
             if trial.state == "engine_failed":

@@ -21,9 +21,8 @@ async def bench_server(target: Target, profile: Profile, *, seed: int, clock: Cl
     began_s = clock.monotonic_s()
     started_at = clock.now().isoformat(timespec="seconds")
     results: list[RoundResult] = []
-    label = f"{target.base}"
     progress.study_started(1)
-    progress.trial_started(0, label)
+    progress.trial_started(0, target.base)
     progress.stage("warming up")
     async with remote_session(
         target,
@@ -39,7 +38,7 @@ async def bench_server(target: Target, profile: Profile, *, seed: int, clock: Cl
             results[:] = so_far
 
         diagnosis = await enough_rounds(session, profile.rounds, "bench", progress, keep)
-        label, load_s = session.facts.label, session.load_s
+        labels, load_s = session.planner.labels, session.load_s
     good = counting(results)
     summary = summarize([r.measurement for r in good], [r.observation for r in good]) if good else None
     trial = Trial(
@@ -55,7 +54,7 @@ async def bench_server(target: Target, profile: Profile, *, seed: int, clock: Cl
         pooled=summary.pooled if summary else {},
         ci95=summary.ci95 if summary else {},
         violations=violations(summary.median, tuple(profile.constraints)) if summary else [],
-        warnings=[*([label] if label else []), *(summary.warnings if summary else [])],
+        warnings=[*labels, *(summary.warnings if summary else [])],
         started_at=started_at,
         time=TrialTime(total_s=clock.monotonic_s() - began_s, load_s=load_s),
     )

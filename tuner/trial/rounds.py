@@ -11,6 +11,9 @@ from tuner.trial.session import RoundResult, Session
 EXTRA_ATTEMPTS = 2
 """Rounds driven again because one did not count (warm cache, failures, slow client)."""
 
+HOPELESS = ("auth", "engine_stalled")
+"""Codes of void rounds that another round on the same engine would only meet again."""
+
 
 def counting(results: Sequence[RoundResult]) -> list[RoundResult]:
     """The rounds that are not void."""
@@ -29,6 +32,8 @@ async def enough_rounds(
         progress.stage(f"round {len(counting(results)) + 1} of {wanted}")
         results.append(await session.round(f"{key}/round-{len(results) + 1}"))
         on_round(results)
+        if results[-1].observation.void_code in HOPELESS:
+            break
     good = counting(results)
     if len(good) >= wanted:
         return None

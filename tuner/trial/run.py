@@ -67,13 +67,13 @@ async def run_trial(plan: TrialPlan, directory: StudyDirectory, clock: Clock, pr
                 _note_start(state, session)
                 diagnosis = await _rounds(state, session, directory, progress)
                 left_s = clock.monotonic_s()
-            outcome = "load_failed" if diagnosis else "completed"
+            outcome = _failed_as(diagnosis) if diagnosis else "completed"
         except EngineError as error:
             diagnosis = error.diagnosis
-            outcome = "infeasible" if policy(diagnosis.code) == "candidate" else "engine_failed"
+            outcome = _failed_as(diagnosis)
         except LoadError as error:
             diagnosis = Diagnosis(code=error.code, message=error.message, mend=error.mend)
-            outcome = "load_failed" if policy(error.code) == "load" else "engine_failed"
+            outcome = _failed_as(diagnosis)
     except asyncio.CancelledError:
         directory.write_trial(_trial(state, "interrupted", None, _time(state, session, began_s, left_s, clock)))
         raise
@@ -82,13 +82,17 @@ async def run_trial(plan: TrialPlan, directory: StudyDirectory, clock: Clock, pr
     return trial
 
 
+def _failed_as(diagnosis: Diagnosis) -> State:
+    states: dict[str, State] = {"candidate": "infeasible", "load": "load_failed"}
+    return states.get(policy(diagnosis.code), "engine_failed")
+
+
 def _note_start(state: _Progressing, session: LiveSession) -> None:
     state.command = session.command
     if session.engine is not None:
         state.start_s = session.engine.start_s
         state.effective_args = dict(session.engine.effective.args)
-    if session.facts.label:
-        state.warnings.append(session.facts.label)
+    state.warnings += session.planner.labels
 
 
 async def _rounds(

@@ -16,13 +16,16 @@ from tuner.domain.measurement import Measurement
 from tuner.domain.observation import MemoryBreakdown, MemoryTimeline, RoundObservation
 from tuner.domain.profile import Constraint, Profile
 from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload, Workload
+from tuner.engine.diagnosis import cause
 from tuner.engine.launch import EffectiveConfig, LaunchSpec, RunningEngine, launched
 from tuner.errors import EngineError
 from tuner.load.drive import drive
+from tuner.load.plan import RoundPlan
 from tuner.load.planner import Planner
 from tuner.load.probe import ServerFacts, probe
 from tuner.load.target import Target
 from tuner.measure import measure_round
+from tuner.sim.tiny_model import resolve_model
 from tuner.telemetry import MemorySource, Sampler, Unavailable, describe_devices, memory_source, metrics_span
 from tuner.trial.launcher import EngineChoice
 
@@ -63,7 +66,7 @@ class SessionConfig:
     ) -> SessionConfig:
         return cls(
             choice=choice,
-            model=profile.model,
+            model=profile.model if choice.simulated else resolve_model(profile.model),
             args=args,
             reuse_budget=reuse_budget,
             env=profile.engine.env,
@@ -134,25 +137,19 @@ class LiveSession:
         self.command = self.engine.command if self.engine else []
 
     async def warm_up(self) -> None:
-        """The discarded wave at full concurrency and longest prompt; it is the OOM probe too."""
-        began_s = self.clock.monotonic_s()
-        plan = self.planner.warm_up("warm-up")
-        await drive(
-            self.target,
-            plan,
-            self.clock,
-            stall_timeout_s=STALL_TIMEOUT_S,
-            died=self._died,
-            on_progress=self.on_progress,
-        )
-        self.load_s += self.clock.monotonic_s() - began_s
-        await self._raise_if_dead()
+        """The discarded wave at full concurrency and longest prompt; it is the OOM probe too.
 
-    async def round(self, key: str) -> RoundResult:
+        EngineError when the engine died or stalled of it.
+        """
+        observation = await self._drive(self.planner.warm_up("warm-up"))
+        await self._raise_if_dead()
+        if self.engine is not None and observation.void_code == "engine_stalled":
+            raise EngineError(self.engine.failed(cause("engine_stalled", observation.void)))
+
+    async def _drive(self, plan: RoundPlan) -> RoundObservation:
         began_s = self.clock.monotonic_s()
-        plan = self.planner.plan(key)
-        async with metrics_span(self.target.base, self.clock, headers=self.target.headers) as span:
-            observation = await drive(
+        try:
+            return await drive(
                 self.target,
                 plan,
                 self.clock,
@@ -160,8 +157,15 @@ class LiveSession:
                 died=self._died,
                 on_progress=self.on_progress,
             )
+        finally:
+            self.load_s += self.clock.monotonic_s() - began_s
+
+    async def round(self, key: str) -> RoundResult:
+        plan = self.planner.plan(key)
+        began_s = self.clock.monotonic_s()
+        async with metrics_span(self.target.base, self.clock, headers=self.target.headers) as span:
+            observation = await self._drive(plan)
         ended_s = self.clock.monotonic_s()
-        self.load_s += ended_s - began_s
         await self._raise_if_dead()
         timeline = self.sampler.timeline(began_s, ended_s)
         breakdown = self.effective.breakdown if self.effective else MemoryBreakdown()
