@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -59,7 +60,7 @@ def test_any_cut_counts_the_same_tokens(texts: list[str], cuts: list[int]) -> No
     data = HEAD + b"".join(chunk(text_chunk(t)) for t in texts)
     data += chunk(usage_chunk(7, len(texts)) + DONE) + b"0\r\n\r\n"
     places = [0, *sorted(min(c, len(data)) for c in cuts), len(data)]
-    got = record([data[a:b] for a, b in zip(places, places[1:], strict=False) if a < b])
+    got = record([data[a:b] for a, b in pairwise(places) if a < b])
     assert got.ok
     assert got.deltas == len(texts)
     assert got.output_tokens == len(texts)

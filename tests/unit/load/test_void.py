@@ -1,0 +1,63 @@
+"""When a round cannot count."""
+
+from __future__ import annotations
+
+import pytest
+
+from tuner.domain.observation import RequestRecord
+from tuner.load.drive import void_reason, warm_start
+from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
+
+PLAN = RoundPlan("k", "/v1/completions", (Arrivals(lambda i: PlannedRequest(b"", 1, 1), 1, 1),))
+WARM_UP = RoundPlan("k", "/v1/completions", PLAN.arrivals, phase="warmup", must_start_cold=False)
+
+
+def one(error: str | None = None, code: str = "cut", cached: int | None = 0, sent_s: float = 0.0) -> RequestRecord:
+    return RequestRecord(
+        index=0,
+        phase="cold",
+        intended_s=0.0,
+        sent_s=sent_s,
+        first_token_s=None if error else 1.0,
+        cached_tokens=cached,
+        error=error,
+        error_code=code if error else None,
+    )
+
+
+@pytest.mark.parametrize(("failed", "void"), [(0, False), (10, False), (11, True), (100, True)])
+def test_more_than_a_tenth_failed(failed: int, void: bool) -> None:
+    records = [one("broken") for _ in range(failed)] + [one() for _ in range(100 - failed)]
+    assert bool(void_reason(PLAN, records, "", None, "")) is void
+    assert bool(void_reason(WARM_UP, records, "", None, "")) is void
+
+
+def test_the_failures_are_counted_by_kind_and_the_first_is_shown() -> None:
+    text = void_reason(PLAN, [one("HTTP 500: oom", "http_error"), one("x"), one("y")], "", None, "")
+    assert "3 of 3" in text
+    assert "2 cut" in text
+    assert "HTTP 500: oom" in text
+
+
+def test_a_warm_start_and_a_limited_client() -> None:
+    assert "32 tokens cached" in void_reason(PLAN, [one()], "", 32, "")
+    assert "the client was the limit: slow" in void_reason(PLAN, [one()], "", None, "slow")
+    assert void_reason(WARM_UP, [one()], "", None, "slow") == ""
+
+
+def test_the_first_request_must_find_nothing() -> None:
+    assert warm_start(one(cached=0), [one(cached=0)], 0) is None
+    assert warm_start(one(cached=64), [one(cached=64)], 0) == 64
+    assert warm_start(one(cached=None), [one(cached=None)], 0) is None
+    assert warm_start(one("broken", cached=64), [], 0) is None
+
+
+def test_a_burst_is_taken_in_any_order() -> None:
+    assert warm_start(one(cached=64), [one(cached=64), one(cached=0)], 0) is None
+    # One that was sent after the first token proves nothing.
+    assert warm_start(one(cached=64), [one(cached=64), one(cached=0, sent_s=1.5)], 0) == 64
+
+
+def test_what_every_prompt_begins_with_may_be_cached() -> None:
+    assert warm_start(one(cached=16), [one(cached=16)], 20) is None
+    assert warm_start(one(cached=32), [one(cached=32)], 20) == 32
