@@ -166,7 +166,7 @@ class BudgetPolicy:
         only_copy: Any = lambda key, link: core.pool.cached(key) == link.block  # noqa: E731
         self._second_chance.before_step(most_taken, rank, only_copy)
 
-    def _rank(self, key: int | None, unknown: int) -> int:
+    def _rank(self, key: int | None, unknown: int = 0) -> int:
         if key is None:
             return unknown
         kept = self._kept.get(key, unknown)
