@@ -37,7 +37,7 @@ def run_interruptible(main: Callable[[], Coroutine[Any, Any, T]], *, on_signal: 
             return await task
         except asyncio.CancelledError:
             if received:
-                raise Interrupted("interrupted; what was measured is kept") from None
+                raise Interrupted("interrupted; what was measured is kept", "The same command continues.") from None
             raise
         finally:
             for number in SIGNALS:
