@@ -1,10 +1,221 @@
-"""`chunktune regress`."""
+"""`chunktune regress`: does a frozen configuration still deliver?"""
 
 from __future__ import annotations
 
-from tuner.errors import UsageError
+import enum
+import secrets
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from tuner.cli.options import Engine, EngineOption, JsonOption, OutOption, QuietOption, VllmOption
+
+if TYPE_CHECKING:
+    from tuner.domain.frozen import Frozen
+    from tuner.regress.night import NightResult
+    from tuner.regress.run import NightRequest
+    from tuner.trial.launcher import EngineChoice
+
+EXIT_CODES = {"ok": 0, "improved": 0, "regressed": 10, "inconclusive": 4, "not comparable": 2}
 
 
-def regress() -> int:
-    """Not built yet."""
-    raise UsageError("regress is not built yet")
+class Control(enum.StrEnum):
+    """When the stock configuration runs beside the frozen one."""
+
+    auto = "auto"
+    always = "always"
+    never = "never"
+
+
+TOLERANCE = typer.Option(
+    "--tolerance", metavar="PCT", min=0.0, help="Change in percent that is put up with. [the spread of one start]"
+)
+
+
+def regress(
+    frozen: Annotated[Path, typer.Argument(help="A frozen.json.")],
+    junit: Annotated[Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")] = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Append a summary for a job's page.")
+    ] = None,
+    history: Annotated[
+        Path | None, typer.Option("--history", metavar="FILE", help="JSON lines of all nights; only grows.")
+    ] = None,
+    tolerance: Annotated[float | None, TOLERANCE] = None,
+    starts: Annotated[
+        int | None, typer.Option("--starts", min=1, help="Fresh starts tonight. [by the starts behind the baseline]")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds per start. [as at the freeze]")] = None,
+    looks: Annotated[
+        int, typer.Option("--looks", min=1, help="Looks at most: a suspicion is answered with more fresh starts.")
+    ] = 3,
+    control: Annotated[
+        Control, typer.Option("--control", help="Run the stock configuration too: auto does when there is a suspicion.")
+    ] = Control.auto,
+    allow_different: Annotated[
+        bool, typer.Option("--allow-different", help="Judge even on another GPU or engine.")
+    ] = False,
+    rebase: Annotated[
+        Path | None, typer.Option("--rebase", metavar="FILE", help="Write tonight as the new baseline; keeps the old.")
+    ] = None,
+    engine: EngineOption = Engine.auto,
+    vllm: VllmOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the prompts. [new each night]")] = None,
+    out: OutOption = Path("results"),
+    as_json: JsonOption = False,
+    quiet: QuietOption = False,
+) -> int:
+    """Run a frozen configuration on fresh starts and judge it against its baseline."""
+    from tuner.clock import SYSTEM_CLOCK
+    from tuner.freeze import load_frozen
+    from tuner.regress.history import baseline_id, read_nights
+    from tuner.regress.night import NightPlan
+    from tuner.regress.plan import REBASE_STARTS, default_starts
+    from tuner.regress.run import NightRequest
+    from tuner.regress.verdict import Rules
+
+    document = load_frozen(frozen)
+    for path in (junit, markdown, history, rebase):
+        check_writable(path)
+    if rebase is not None and rebase.exists():
+        load_frozen(rebase)
+    nights, damaged = read_nights(history, baseline_id(document)) if history else ([], 0)
+    if damaged:
+        say(f"warning: {damaged} lines of {history} cannot be read and are left out")
+    choice = choose_for(document, engine, vllm)
+    if not quiet:
+        say(choice.sentence)
+    planned = starts or (REBASE_STARTS if rebase is not None else default_starts(document.baseline.starts))
+    rules = Rules(tolerance=None if tolerance is None else tolerance / 100, looks=1 if rebase is not None else looks)
+    request = NightRequest(
+        frozen=document,
+        choice=choice,
+        plan=NightPlan(planned, rules, "always" if rebase is not None else control.value, nights),
+        folder=out / "nights" / f"{frozen.stem}-{SYSTEM_CLOCK.now():%Y%m%dT%H%M%S}",
+        seed=secrets.randbits(32) if seed is None else seed,
+        allow_different=allow_different,
+        rounds=rounds,
+    )
+    result = _run(request, str(frozen), junit, markdown, quiet=quiet)
+    if history is not None and result.verdict != "not comparable":
+        from tuner.regress.history import append_night
+
+        append_night(history, result.history_line(SYSTEM_CLOCK.now().isoformat(timespec="seconds")))
+    _print(result, as_json=as_json)
+    if rebase is not None and result.verdict != "not comparable":
+        _rebase(result, rebase)
+        return 0
+    return EXIT_CODES[result.verdict]
+
+
+def choose_for(frozen: Frozen, engine: Engine, vllm: str | None) -> EngineChoice:
+    """The engine that the file was frozen on, unless another one is asked for."""
+    from tuner.trial.launcher import choose_engine
+
+    option: Literal["auto", "vllm", "sim"] = engine.value
+    if engine is Engine.auto and vllm is None:
+        option = frozen.fingerprint.engine
+        # The command that was measured, where it is still there; else `vllm` on the PATH.
+        if option == "vllm" and "serve" in frozen.command[1:] and shutil.which(frozen.command[0]):
+            vllm = shlex.join(frozen.command[: frozen.command.index("serve")])
+    return choose_engine(option, vllm, frozen.hardware, frozen.model)
+
+
+def check_writable(path: Path | None) -> None:
+    """UsageError before the work when a file could not be written after it."""
+    from tuner.errors import UsageError
+
+    if path is None:
+        return
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", "Name a file.")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
+        with path.open("ab"):
+            pass
+        if not existed:
+            path.unlink()
+    except OSError as error:
+        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def say(text: str) -> None:
+    """A line on stderr."""
+    sys.stderr.write(f"chunktune: {text}\n")
+    sys.stderr.flush()
+
+
+def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | None, *, quiet: bool) -> NightResult:
+    from rich.console import Console
+
+    from tuner.cli.interrupt import run_interruptible
+    from tuner.clock import SYSTEM_CLOCK
+    from tuner.errors import EngineError, LoadError
+    from tuner.files import write_whole
+    from tuner.regress.junit import Case, junit_xml, verdict_cases
+    from tuner.regress.markdown import night_markdown
+    from tuner.regress.run import run_night
+    from tuner.report.live import SweepView
+
+    began_s, at = SYSTEM_CLOCK.monotonic_s(), SYSTEM_CLOCK.now().isoformat(timespec="seconds")
+
+    def write(cases: list[Case], summary: str) -> None:
+        if junit is not None:
+            time_s = SYSTEM_CLOCK.monotonic_s() - began_s
+            write_whole(junit, junit_xml(name, cases, time_s=time_s, timestamp=at).encode())
+        if markdown is not None:
+            with markdown.open("ab") as file:
+                file.write(summary.encode())
+
+    try:
+        with SweepView(Console(stderr=True, highlight=False), quiet=quiet) as view:
+            result = run_interruptible(lambda: run_night(request, SYSTEM_CLOCK, view))
+    except (EngineError, LoadError) as error:
+        text = f"{error}\nlogs: {request.folder}"
+        write(
+            [Case("engine", "error", error.message, text)],
+            f"## chunktune: {name}: 🛠 no verdict, the engine or the hardware failed\n\n```\n{text}\n```\n",
+        )
+        raise
+    cases = verdict_cases(result.metrics, result.limits, result.suspects)
+    if result.verdict == "not comparable":
+        cases = [Case("comparable", "error", "; ".join(result.notes))]
+    write(cases, night_markdown(result, name))
+    return result
+
+
+def _rebase(result: NightResult, path: Path) -> None:
+    from tuner.clock import SYSTEM_CLOCK
+    from tuner.freeze import save_frozen
+    from tuner.regress.rebase import rebased
+
+    verb = "replaced" if path.exists() else "wrote"
+    save_frozen(path, rebased(result, SYSTEM_CLOCK.now().isoformat(timespec="seconds")))
+    say(f"{verb} {path}: its baseline is tonight's {result.starts} starts, the old one is kept in it")
+
+
+def _print(result: NightResult, *, as_json: bool) -> None:
+    from tuner.files import dump_json
+    from tuner.regress.junit import describe
+
+    if as_json:
+        sys.stdout.write(dump_json(result.to_json()).decode())
+    else:
+        simulated = " (SIMULATED)" if result.frozen.simulated else ""
+        typer.echo(f"{result.verdict}{simulated}: {result.starts} fresh starts against {result.frozen.baseline.starts}")
+        for name, m in result.metrics.items():
+            typer.echo(f"  {'*' if m.gate else ' '} {name:26s} {m.verdict:13s} {describe(m)}")
+        for limit in result.limits:
+            now = "not measured" if limit.now is None else f"{limit.now:g} tonight"
+            typer.echo(f"    {limit.constraint:26s} {limit.verdict:13s} {now}")
+        for suspect in result.suspects:
+            typer.echo(f"  suspect: {suspect}")
+    for note in result.notes:
+        say(note)
+    if result.verdict == "not comparable":
+        say("error: tonight cannot be compared with the baseline\n  Add --allow-different to judge all the same.")

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from tuner.domain.measurement import higher_is_better
 from tuner.regress.spread import Group, Prior, Spread, Starts, estimate_spread, group_of, t_quantile, upper_tail
@@ -63,6 +63,20 @@ class MetricVerdict:
     with_last_night: bool = False
     """The alarm rests on last night's starts too."""
     reason: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """The metric's entry in the documents of `regress` and `compare`."""
+        return {
+            "baseline": self.baseline,
+            "now": self.now,
+            "change": self.change,
+            "ci95": None if self.ci95 is None else list(self.ci95),
+            "verdict": self.verdict,
+            "gate": self.gate,
+            "p_worse": self.p_worse,
+            "tolerance": self.tolerance,
+            "reason": self.reason or None,
+        }
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,162 @@
+"""Two servers, or two frozen configurations, against each other: interleaved A B B A, one verdict.
+
+The verdict is B's: `regressed` when B is worse than A.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.clock import Clock
+from tuner.domain.measurement import Measurement
+from tuner.domain.outcome import Diagnosis
+from tuner.domain.workload import Workload
+from tuner.errors import LoadError, UsageError
+from tuner.load.target import Target
+from tuner.regress.limits import values_by_start
+from tuner.regress.night import SHOWN
+from tuner.regress.spread import Prior
+from tuner.regress.starts import Arm, Starter
+from tuner.regress.verdict import Evidence, MetricVerdict, NightVerdict, Rules, Word, judge_night, starts_by_look
+from tuner.trial.progress import Progress
+from tuner.trial.rounds import EXTRA_ATTEMPTS
+from tuner.trial.session import Session, remote_session
+
+ROUND_PRIOR = Prior(start_sd=0.0, start_dof=4.0, round_sd=0.02)
+"""Between servers that run already there are no fresh starts: rounds are the independent pieces."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What came of it."""
+
+    names: tuple[str, str]
+    verdict: Word
+    metrics: dict[str, MetricVerdict]
+    suspects: list[str]
+    rounds: tuple[list[list[Measurement]], list[list[Measurement]]]
+    simulated: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of `--json`; `baseline` is A, `now` is B."""
+        return {
+            "verdict": self.verdict,
+            "simulated": self.simulated,
+            "a": self.names[0],
+            "b": self.names[1],
+            "metrics": {name: m.to_json() for name, m in self.metrics.items()},
+            "suspects": self.suspects,
+        }
+
+
+async def compare_servers(
+    a: Target,
+    b: Target,
+    workload: Workload,
+    gate: Sequence[str],
+    *,
+    rounds: int,
+    rules: Rules,
+    seed: int,
+    clock: Clock,
+    progress: Progress,
+) -> Comparison:
+    """Rounds on two running servers, turn about; a suspicion brings more rounds, up to the bound.
+
+    LoadError when a server cannot be used, or too many of its rounds do not count.
+    """
+    rules = dataclasses.replace(rules, prior=ROUND_PRIOR)
+    done: dict[str, list[list[Measurement]]] = {"A": [], "B": []}
+    verdict = NightVerdict("ok", {}, look_again=False)
+    progress.study_started(1)
+    progress.trial_started(0, "warming up A and B")
+    async with (
+        remote_session(a, workload, seed=seed, clock=clock, on_progress=progress.round_progress) as session_a,
+        remote_session(b, workload, seed=seed, clock=clock, on_progress=progress.round_progress) as session_b,
+    ):
+        sessions: dict[str, Session] = {"A": session_a, "B": session_b}
+        for look in range(1, rules.looks + 1):
+            while len(done["B"]) < starts_by_look(rounds, look):
+                for side in turn(len(done["B"])):
+                    progress.stage(f"round {len(done[side]) + 1} on {side}")
+                    done[side].append([await _counting_round(sessions[side], side, len(done[side]) + 1)])
+            verdict = judge_night(evidence(done["A"], done["B"], gate), gate, rules, look=look)
+            if not verdict.look_again:
+                break
+    return Comparison((a.base, b.base), verdict.verdict, verdict.metrics, [], (done["A"], done["B"]))
+
+
+async def compare_configurations(
+    a: Arm,
+    b: Arm,
+    names: tuple[str, str],
+    gate: Sequence[str],
+    *,
+    starts: int,
+    rules: Rules,
+    starter: Starter,
+    simulated: bool = False,
+) -> Comparison:
+    """Fresh starts of two configurations, turn about; a suspicion brings more starts, up to the bound."""
+    done: dict[str, list[list[Measurement]]] = {"A": [], "B": []}
+    arms = {"A": a, "B": b}
+    verdict = NightVerdict("ok", {}, look_again=False)
+    for look in range(1, rules.looks + 1):
+        while len(done["B"]) < starts_by_look(starts, look):
+            for side in turn(len(done["B"])):
+                result = await starter.start(arms[side], len(done["A"]) + len(done["B"]) + 1)
+                done[side].append(result.rounds)
+        verdict = judge_night(evidence(done["A"], done["B"], gate), gate, rules, look=look)
+        if not verdict.look_again:
+            break
+    return Comparison(names, verdict.verdict, verdict.metrics, [], (done["A"], done["B"]), simulated)
+
+
+def turn(pair: int) -> tuple[str, str]:
+    """Who goes first in pair number `pair` (from 0): A B, then B A, so that a drift of the machine cancels."""
+    return ("A", "B") if pair % 2 == 0 else ("B", "A")
+
+
+def evidence(
+    a: Sequence[Sequence[Measurement]], b: Sequence[Sequence[Measurement]], gate: Sequence[str]
+) -> dict[str, Evidence]:
+    """The gate, and those of the shown metrics that both sides have above 0."""
+    found = {}
+    for name in dict.fromkeys([*gate, *SHOWN]):
+        one = Evidence(values_by_start(a, name), values_by_start(b, name))
+        usable = all(v > 0 for side in (one.baseline, one.tonight) for start in side for v in start)
+        if name in gate or (usable and any(one.baseline) and any(one.tonight)):
+            found[name] = one
+    return found
+
+
+async def _counting_round(session: Session, side: str, number: int) -> Measurement:
+    diagnosis = Diagnosis(code="http_error", message="no round was driven")
+    for attempt in range(1 + EXTRA_ATTEMPTS):
+        result = await session.round(f"{side}/round-{number}/{attempt}")
+        if result.measurement.void is None:
+            return result.measurement
+        diagnosis = Diagnosis(code=result.observation.void_code or "http_error", message=result.measurement.void)
+    raise LoadError(
+        diagnosis.code,
+        f"{side}: {1 + EXTRA_ATTEMPTS} rounds in a row do not count: {diagnosis.message}",
+        diagnosis.mend,
+    )
+
+
+def is_url(text: str) -> bool:
+    """Whether a side of a comparison is a server's address rather than a file."""
+    return text.startswith(("http://", "https://"))
+
+
+def same_kind(a: str, b: str) -> bool:
+    """True for two URLs, False for two files; UsageError for one of each."""
+    if is_url(a) != is_url(b):
+        raise UsageError(
+            f"{a} and {b} are a server and a file: there is nothing common to measure",
+            "Give two URLs, or two frozen files.",
+        )
+    return is_url(a)

@@ -1,0 +1,45 @@
+"""What may be to blame for a regression. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from tuner.domain.outcome import Fingerprint
+from tuner.freeze.fingerprint import Difference, differences
+from tuner.regress.history import Night
+from tuner.regress.verdict import MetricVerdict, Word
+
+
+def name_suspects(
+    verdict: Word,
+    changes: Sequence[Difference],
+    now: Fingerprint,
+    nights: Sequence[Night],
+    control: Mapping[str, MetricVerdict],
+) -> list[str]:
+    """Sentences, the strongest suspect first; empty when there is nothing to explain.
+
+    A change since the last night that was ok is stronger than one since the freeze.
+    """
+    if verdict not in ("regressed", "inconclusive"):
+        return []
+    last_ok = next((n for n in reversed(nights) if n.verdict in ("ok", "improved")), None)
+    recent = [] if last_ok is None else differences(last_ok.fingerprint, now)
+    named = [
+        f"{c.field} changed since the last night that was ok ({last_ok.at}): {c.frozen} then, {c.now} now"
+        for c in recent
+        if last_ok is not None
+    ]
+    fresh = {c.field for c in recent}
+    named += [str(c) for c in changes if c.field not in fresh]
+    named += [
+        f"the machine: the stock configuration changed too ({name} {m.change:+.1%})"
+        for name, m in control.items()
+        if m.verdict in ("regressed", "inconclusive") and m.change is not None
+    ]
+    if not named:
+        named.append(
+            "nothing that is recorded has changed (vLLM, driver, model revision): look at the machine itself, "
+            "its clocks, its temperature and who else uses it"
+        )
+    return named
