@@ -1,7 +1,7 @@
 """The KV pool and its prefix cache."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
@@ -140,3 +140,4 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
+TestPool.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
