@@ -48,7 +48,7 @@ class CdpError(RuntimeError):
 class Page:
     """One tab. Console errors, uncaught exceptions, policy violations and requests are collected."""
 
-    connection: _Connection
+    connection: Connection
     session: str
     problems: list[str] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
@@ -110,7 +110,9 @@ class Page:
             self.requests.append(params["request"]["url"])
 
 
-class _Connection:
+class Connection:
+    """The browser's end of the protocol; answers are matched by number, notices go to their page."""
+
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket = socket
         self._numbers = itertools.count(1)
@@ -142,7 +144,7 @@ class _Connection:
 
 
 @contextlib.asynccontextmanager
-async def browser(binary: str, profile: Path) -> AsyncIterator[_Connection]:
+async def browser(binary: str, profile: Path) -> AsyncIterator[Connection]:
     """A browser with an empty profile folder; its whole process group is ended at the end."""
     process = await asyncio.create_subprocess_exec(
         binary,
@@ -159,7 +161,7 @@ async def browser(binary: str, profile: Path) -> AsyncIterator[_Connection]:
         address = await asyncio.wait_for(_address(process.stderr), ANSWER_S)
         drain = asyncio.create_task(_drain(process.stderr))
         async with aiohttp.ClientSession() as http, http.ws_connect(address, max_msg_size=0) as socket:
-            connection = _Connection(socket)
+            connection = Connection(socket)
             listener = asyncio.create_task(connection.listen())
             try:
                 yield connection
@@ -186,12 +188,17 @@ async def _drain(stderr: asyncio.StreamReader) -> None:
         pass
 
 
-async def new_page(connection: _Connection) -> Page:
-    """A fresh tab with every notice switched on."""
+@contextlib.asynccontextmanager
+async def new_page(connection: Connection) -> AsyncIterator[Page]:
+    """A fresh tab with every notice switched on, closed at the end."""
     target = await connection.send("Target.createTarget", {"url": "about:blank"})
     attached = await connection.send("Target.attachToTarget", {"targetId": target["targetId"], "flatten": True})
     page = Page(connection, attached["sessionId"])
     connection.pages[page.session] = page
     for domain in ("Page", "Runtime", "Log", "Network"):
         await page.send(f"{domain}.enable")
-    return page
+    try:
+        yield page
+    finally:
+        del connection.pages[page.session]
+        await connection.send("Target.closeTarget", {"targetId": target["targetId"]})

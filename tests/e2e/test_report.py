@@ -7,8 +7,9 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 
-from tests.e2e.chromium import Page, browser, find_chromium, new_page
+from tests.e2e.chromium import Connection, Page, browser, find_chromium, new_page
 from tests.fakes import studies
 from tuner.report.html import render
 
@@ -16,6 +17,7 @@ CHROMIUM = find_chromium()
 KINDS = list(studies.ALL)
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.asyncio(loop_scope="module"),
     pytest.mark.skipif(
         CHROMIUM is None and os.environ.get("CI") != "true", reason="no Chromium here (Debian package chromium)"
     ),
@@ -34,11 +36,16 @@ DRAWN = """[...document.querySelectorAll('[data-figure]')].map(e => ({
 }))"""
 
 
-@pytest.fixture
-async def page(tmp_path: Path) -> AsyncIterator[Page]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def chromium(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Connection]:
     assert CHROMIUM is not None, "CI has to install Debian's package chromium"
-    async with browser(CHROMIUM, tmp_path / "profile") as connection:
-        tab = await new_page(connection)
+    async with browser(CHROMIUM, tmp_path_factory.mktemp("chromium")) as connection:
+        yield connection
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def page(chromium: Connection) -> AsyncIterator[Page]:
+    async with new_page(chromium) as tab:
         await tab.resize(1280, 900)
         yield tab
 

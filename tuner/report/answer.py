@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -101,7 +102,15 @@ def answer(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Answe
         return Answer(
             "winner", f"Take {name}: {what}; there is no baseline to compare it with.", path, winner, baseline
         )
-    return Answer("winner", f"Take {name}: {what}, {compared(path, improvement)}.", path, winner, baseline, improvement)
+    clause = compared(path, improvement)
+    told = f"Take {name}: {what}, {clause}."
+    if _in_noise(improvement):
+        told = f"{name[:1].upper()}{name[1:]} measured best, but its {what} is {clause}."
+    return Answer("winner", told, path, winner, baseline, improvement)
+
+
+def _in_noise(improvement: Improvement) -> bool:
+    return improvement.ci95 is not None and improvement.ci95[0] <= 0 <= improvement.ci95[1]
 
 
 def compared(path: str, improvement: Improvement) -> str:
@@ -113,7 +122,7 @@ def compared(path: str, improvement: Improvement) -> str:
         if improvement.ci95
         else "no interval: too few rounds"
     )
-    if improvement.ci95 and low <= 0 <= high:
+    if _in_noise(improvement):
         return (
             f"not distinguishable from the stock configuration's {base} "
             f"(measured {signed_percent(improvement.change)}, {interval})"
@@ -168,26 +177,39 @@ def failures(trials: Sequence[Trial]) -> list[Failure]:
 
 
 def unmeasured(trials: Sequence[Trial]) -> list[tuple[str, str, int]]:
-    """What was not measured: (metric, reason, number of trials it concerns), the most frequent first."""
+    """What was not measured: (metric or `round`, reason, number of trials), the most frequent first.
+
+    Reasons that differ only in their numbers count as one, told by the first.
+    """
     counts: Counter[tuple[str, str]] = Counter()
+    examples: dict[tuple[str, str], str] = {}
     for trial in trials:
         found: dict[str, str] = dict(trial.median.unmeasured) if trial.median is not None else {}
         if trial.median is not None and trial.median.memory.source == "unavailable":
             found.setdefault("memory", trial.median.memory.reason or "no source of memory figures")
-        counts.update(found.items())
-        counts.update({("round", r.void): 1 for r in trial.rounds if r.void})
-    return [(name, reason, n) for (name, reason), n in counts.most_common()]
+        reasons = {*found.items(), *(("round", r.void) for r in trial.rounds if r.void)}
+        kinds = {(name, re.sub(r"\d+", "#", reason)): reason for name, reason in sorted(reasons)}
+        for kind, reason in kinds.items():
+            examples.setdefault(kind, reason)
+        counts.update(kinds.keys())
+    return [(kind[0], examples[kind], n) for kind, n in counts.most_common()]
 
 
 _OF_ONE_RUN = ("--host", "--port", "--served-model-name", "--uds")
+_FOR_MEASURING = {"--enable-prompt-tokens-details": "enable_prompt_tokens_details"}
 
 
 def copyable_command(trial: Trial) -> list[str]:
-    """The trial's command without what belonged to that run alone (address and served name)."""
+    """The trial's command for vLLM, without what belonged to that run alone (address, name, measuring aids)."""
     kept: list[str] = []
-    words = iter(trial.command)
+    command = trial.command
+    if trial.simulated and "serve" in command:
+        command = ["vllm", *command[command.index("serve") :]]
+    words = iter(command)
     for word in words:
         name, equals, _ = word.partition("=")
+        if _FOR_MEASURING.get(name, name) not in trial.engine_args and name in _FOR_MEASURING:
+            continue
         if name not in _OF_ONE_RUN:
             kept.append(word)
         elif not equals:

@@ -26,10 +26,10 @@ def _devices(gpus: Sequence[dict[str, Any]]) -> str:
 def fingerprint_rows(study: StudyFile) -> list[tuple[str, str]]:
     """What a measurement depends on beside the configuration; unknown is a dash."""
     print_ = study.fingerprint
-    memory = sorted({gib(g.get("memory_bytes")) for g in print_.gpus})
+    memory = sorted({gib(g["memory_bytes"]) for g in print_.gpus if g.get("memory_bytes")})
     rows = [
         ("Engine", "simulated" if study.simulated else print_.engine),
-        ("vLLM", print_.vllm_version),
+        ("vLLM", f"imitates {print_.vllm_version}" if study.simulated and print_.vllm_version else print_.vllm_version),
         ("Model", print_.model),
         ("Model revision", print_.model_revision),
         ("Devices", f"{_devices(print_.gpus)}{' (' + ', '.join(memory) + ' each)' if memory else ''}"),
@@ -38,7 +38,7 @@ def fingerprint_rows(study: StudyFile) -> list[tuple[str, str]]:
         ("Space", f"sha256 {study.space_sha256[:12]}"),
         ("Search", f"{study.sampler}, seed {study.seed}"),
         ("Study made", study.created_at),
-        *((name, version) for name, version in sorted(study.versions.items()) if name != "vllm"),
+        *((name, version) for name, version in sorted(study.versions.items()) if name not in ("vllm", "engine")),
     ]
     return [(name, value or DASH) for name, value in rows]
 

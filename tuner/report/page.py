@@ -264,6 +264,8 @@ def _interval_text(path: str, trial: Trial) -> str:
     if interval is None:
         return ""
     low, high = (metric_value(path, side) for side in interval)
+    if low == high:
+        return ""
     unit = low.partition(" ")[2]
     return f"{low.removesuffix(unit).strip()} to {high}" if unit else f"{low} to {high}"
 
@@ -353,7 +355,7 @@ def _not_measured(data: ReportData, figures: Sequence[Figure]) -> list[tuple[str
 
 
 def _metric_name(name: str) -> str:
-    return {"round": "A round", "memory": "Memory"}.get(name) or metric_title(
+    return {"round": "Rounds left out", "memory": "Memory"}.get(name) or metric_title(
         name if "." in name or not name.endswith("_ms") else f"{name}.p50"
     ).removesuffix(" P50")
 

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.fakes import studies
+from tuner.domain.outcome import Improvement
+from tuner.report.answer import (
+    advice_beside_failures,
+    answer,
+    copyable_command,
+    failures,
+    trial_label,
+    unmeasured,
+)
+from tuner.report.data import ReportData
+
+
+def told(data: ReportData) -> str:
+    return answer(data.study, data.summary, data.trials).sentence
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [("normal", "winner"), ("failures_only", "nothing_measured"), ("one_trial", "unfinished"), ("thousand", "winner")],
+)
+def test_every_study_has_a_kind_of_answer(kind: str, expected: str) -> None:
+    data = studies.ALL[kind]()
+    assert answer(data.study, data.summary, data.trials).kind == expected
+
+
+def test_an_interval_over_zero_is_no_victory() -> None:
+    data = studies.normal()
+    noisy = Improvement(baseline=86.5, best=84.0, change=-0.029, ci95=(-0.78, 0.075))
+    summary = data.summary.model_copy(update={"improvement": {"ttft_ms.p90": noisy}})
+    sentence = answer(data.study, summary, data.trials).sentence
+    assert sentence == (
+        "Chunk 8192 measured best, but its TTFT P90 of 84 ms is not distinguishable from the stock configuration's "
+        "86 ms (measured −2.9 %, 95 % interval −78 % to +7.5 %)."
+    )
+
+
+def test_the_merged_value_of_the_finals_is_the_one_told() -> None:
+    data = studies.normal()
+    clear = Improvement(baseline=150.0, best=75.0, change=-0.5, ci95=(-0.55, -0.4))
+    summary = data.summary.model_copy(update={"improvement": {"ttft_ms.p90": clear}})
+    assert (
+        "TTFT P90 of 75 ms, 50 % lower than the stock configuration's 150 ms"
+        in answer(data.study, summary, data.trials).sentence
+    )
+
+
+def test_a_winning_baseline_says_keep_stock() -> None:
+    data = studies.normal()
+    summary = data.summary.model_copy(update={"best": 15})
+    said = answer(data.study, summary, data.trials)
+    assert said.kind == "stock_best"
+    assert said.sentence.startswith("Keep the stock configuration")
+
+
+def test_no_feasible_candidate_names_the_limit() -> None:
+    data = studies.normal()
+    trials = [
+        t.model_copy(update={"violations": ["itl_ms.p99 <= 1: 36"]}) if t.role in ("candidate", "final") else t
+        for t in data.trials
+    ]
+    summary = studies.summary_of(data.study, trials, None)
+    said = answer(data.study, summary, trials)
+    assert said.kind == "no_feasible"
+    assert "most often broken: itl_ms.p99 <= 1." in said.sentence
+
+
+def test_failures_are_sorted_by_how_often_they_happened() -> None:
+    found = failures(studies.failures_only().trials)
+    assert [(f.cause, f.trials) for f in found] == [("gated_model", (0, 1, 2)), ("stalled", (3,))]
+
+
+def test_advice_that_only_counts_failures_is_not_said_twice() -> None:
+    data = studies.failures_only()
+    summary = data.summary.model_copy(update={"advice": ["3 x gated_model: no access", "Set a limit."]})
+    assert advice_beside_failures(summary, failures(data.trials)) == ["Set a limit."]
+
+
+def test_reasons_that_differ_in_numbers_are_one() -> None:
+    trials = [
+        studies.trial(n, {}, 100.0).model_copy(
+            update={"rounds": [studies.measurement(100.0, 512).model_copy(update={"void": f"lagged by {n} ms"})]}
+        )
+        for n in (10, 20)
+    ]
+    rows = [row for row in unmeasured(trials) if row[0] == "round"]
+    assert rows == [("round", "lagged by 10 ms", 2)]
+
+
+def test_the_command_loses_address_name_and_launcher_of_the_run() -> None:
+    trial = studies.trial(1, {}, 100.0).model_copy(
+        update={
+            "simulated": True,
+            "command": [
+                "/x/python",
+                "-m",
+                "tuner.sim",
+                "serve",
+                "m",
+                "--host",
+                "127.0.0.1",
+                "--port=4",
+                "--seed",
+                "1",
+                "--enable-prompt-tokens-details",
+                "--served-model-name",
+                "n",
+            ],
+        }
+    )
+    assert copyable_command(trial) == ["vllm", "serve", "m", "--seed", "1"]
+    kept = trial.model_copy(update={"engine_args": {"enable_prompt_tokens_details": True}})
+    assert "--enable-prompt-tokens-details" in copyable_command(kept)
+
+
+def test_a_label_is_made_from_the_knobs() -> None:
+    trial = studies.trial(3, {"max_num_batched_tokens": 512, "max_num_seqs": 64}, 100.0)
+    assert trial_label(trial) == "chunk 512, max_num_seqs=64"
+    assert trial_label(studies.trial(0, {}, 100.0, role="baseline")) == "stock"

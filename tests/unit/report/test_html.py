@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from functools import cache
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.fakes import studies
+from tuner.report.html import render, unbroken
+
+
+class Outline(HTMLParser):
+    """Elements with their attributes, script bodies, and the text outside of scripts and styles."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.text: list[str] = []
+        self._inside = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag in ("script", "style"):
+            self._inside = tag
+        if tag == "script":
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self._inside:
+            self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[-1] += data
+        elif not self._inside:
+            self.text.append(data)
+
+
+@cache
+def html_of(kind: str) -> str:
+    return render(studies.ALL[kind]())
+
+
+@cache
+def outline(kind: str) -> Outline:
+    parser = Outline()
+    parser.feed(html_of(kind))
+    return parser
+
+
+@pytest.mark.parametrize("kind", studies.ALL)
+def test_nothing_on_the_page_points_elsewhere(kind: str) -> None:
+    page = outline(kind)
+    for tag, attributes in page.elements:
+        assert tag not in ("img", "iframe", "object", "embed", "form", "base", "audio", "video"), tag
+        assert not {"src", "srcset", "action", "background", "ping"} & attributes.keys()
+        assert attributes.get("href", "data:,") == "data:,"
+        assert not [name for name in attributes if name.startswith("on")]
+
+
+@pytest.mark.parametrize("kind", ["normal", "hostile", "failures_only"])
+def test_the_policy_lets_only_our_scripts_run(kind: str) -> None:
+    page = outline(kind)
+    policy = next(a["content"] for t, a in page.elements if a.get("http-equiv") == "Content-Security-Policy") or ""
+    allowed = set(re.findall(r"'sha256-([^']+)'", policy))
+    data, *scripts = page.scripts
+    assert data.startswith("[{")
+    assert {base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts} == allowed
+    assert "default-src 'none'" in policy
+    assert "unsafe-eval" not in policy
+
+
+def test_a_hostile_name_stays_text_everywhere() -> None:
+    html = html_of("hostile")
+    assert "<script>document.title" not in html
+    assert "<img" not in re.sub(r"<script>.*?</script>", "", html, flags=re.S)
+    assert "49" not in "".join(t for t in outline("hostile").text if "evil" in t)
+
+
+@pytest.mark.parametrize("kind", studies.ALL)
+def test_sections_stand_in_reading_order(kind: str) -> None:
+    page = outline(kind)
+    ids = [a["id"] for t, a in page.elements if t == "section" and "id" in a]
+    order = ["comparison", "chunks", "figures", "failures", "not-measured", "fingerprint", "method", "trials"]
+    assert ids == [i for i in order if i in ids]
+    assert {"failures", "not-measured", "fingerprint", "method", "trials"} <= set(ids)
+    headings = [t for t, _ in page.elements if t == "h1"]
+    assert headings == ["h1"]
+
+
+def test_simulated_is_said_at_the_top_the_bottom_and_in_every_figure() -> None:
+    text = " ".join(outline("simulated").text)
+    assert text.count("SIMULATED") >= 3
+    assert html_of("simulated").count('"text":"SIMULATED"') == 9
+    assert "SIMULATED" not in " ".join(outline("normal").text)
+
+
+def test_missing_values_are_dashes_and_their_reasons_are_listed() -> None:
+    text = " ".join(outline("null_metrics").text)
+    assert "the server has no /metrics (every trial)." in text
+    assert "no NVML here (every trial)." in text
+    assert not re.search(r"\b(nan|None|inf)\b", text)
+
+
+def test_a_thousand_trials_stay_foldable() -> None:
+    page = outline("thousand")
+    text = " ".join(page.text)
+    assert re.search(r"\d+ more chunk sizes", text)
+    assert "1000 trials" in text
+    opened = [a for t, a in page.elements if t == "details" and "open" in a]
+    assert opened == []
+
+
+def test_the_same_study_gives_the_same_bytes() -> None:
+    assert render(studies.normal()) == html_of("normal")
+
+
+def test_units_stay_with_their_numbers() -> None:
+    assert unbroken("41 % lower than 146 ms, 16 trials") == "41\u00a0% lower than 146\u00a0ms, 16 trials"
