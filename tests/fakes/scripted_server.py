@@ -43,6 +43,8 @@ class Reply:
     cut: bool = False
     """Close the connection before the end of the response."""
     keep_alive: bool = True
+    silent_close: bool = False
+    """Close the connection behind a whole response that did not say so, as an idle timeout does."""
     split: Callable[[bytes], list[bytes]] = lambda data: [data]
     """How the bytes on the wire are cut into writes."""
     extra_head: str = ""
@@ -111,12 +113,14 @@ class ScriptedServer:
     template_tokens: tuple[int, ...] = (900001, 900002, 900003)
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
+    proxied: int = 0
     in_flight: int = 0
     max_in_flight: int = 0
     base_url: str = ""
     _cache: set[tuple[Any, ...]] = field(default_factory=set)
     _vocabulary: dict[str, int] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _readers: list[asyncio.StreamReader] = field(default_factory=list)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[ScriptedServer]:
@@ -130,6 +134,11 @@ class ScriptedServer:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await asyncio.sleep(0)
+
+    async def until_alone(self) -> None:
+        """Until every client has closed its connections, also those that wait for an answer."""
+        while not all(reader.at_eof() or reader.exception() for reader in self._readers):
+            await asyncio.sleep(0.01)
 
     def tokens_of(self, body: dict[str, Any]) -> list[Any]:
         """A word is a token; the chat template adds three tokens in front and two a message."""
@@ -161,6 +170,7 @@ class ScriptedServer:
         assert task is not None
         self._tasks.add(task)
         self.connections += 1
+        self._readers.append(reader)
         try:
             while await self._one(reader, writer):
                 pass
@@ -173,6 +183,10 @@ class ScriptedServer:
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, path, _ = head[0].split(" ")
+        if "://" in path:
+            # Asked as a proxy: the whole address stands in the request line.
+            self.proxied += 1
+            path = "/" + path.split("/", 3)[3]
         headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
         if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
@@ -248,7 +262,7 @@ async def send(writer: asyncio.StreamWriter, reply: Reply) -> bool:
     if reply.framing == "chunked" and not reply.cut:
         pending += b"0\r\n\r\n"
     await _write(writer, pending, reply.split)
-    return not reply.cut and reply.keep_alive and reply.framing != "close"
+    return not reply.cut and reply.keep_alive and not reply.silent_close and reply.framing != "close"
 
 
 async def _write(writer: asyncio.StreamWriter, data: bytes, split: Callable[[bytes], list[bytes]]) -> None:

@@ -301,12 +301,9 @@ class _Round:
         measured = [r for r in lead if r.phase != "cold"] or lead
         ends = [r.finished_s for r in measured if r.finished_s is not None]
         begins = [r.sent_s for r in measured]
-        asked = None
         busy = None
-        if all(a.concurrency is not None for a in self._plan.arrivals):
-            asked = sum(a.concurrency or 0 for a in self._plan.arrivals)
-        lead_asked = self._plan.lead.concurrency
-        if lead_asked and lead:
+        asked = self._plan.lead.concurrency
+        if asked and lead:
             # The closed loop is full until its last request is sent; after that it may run dry.
             spans = [(r.sent_s, r.finished_s) for r in lead if r.finished_s is not None]
             busy = mean_in_flight(spans, self._started_s, max(r.sent_s for r in lead))
@@ -314,8 +311,8 @@ class _Round:
             records,
             loop_lags_ms(self._ticks_late, TICK_S),
             max_in_flight=self._max_in_flight,
-            asked_in_flight=asked if asked is not None else lead_asked,
-            busy_in_flight=None if busy is None or not lead_asked else busy,
+            asked_in_flight=asked,
+            busy_in_flight=busy,
         )
         observation = RoundObservation(
             records=records,

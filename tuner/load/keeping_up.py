@@ -10,10 +10,10 @@ LATE_MS = 20.0
 """Lateness that is nobody's business, whatever the latencies are."""
 LATE_SHARE = 0.20
 """Above `LATE_MS`, lateness may be this share of the median time to first token."""
-LAG_SHARE = 0.05
-"""Mean lag may be this share of the mean time of a request: so much the server waits for us."""
-IN_FLIGHT_SHARE = 0.95
-"""Share of the asked concurrency that has to be in flight on average."""
+IDLE_MS = 2.0
+"""Time between two requests of a slot that is nobody's business, however short the requests are."""
+IDLE_SHARE = 0.05
+"""Above `IDLE_MS`, a slot may be idle for this share of the mean time of a request: so much the server waits for us."""
 
 
 def loop_lags_ms(ticks_late_s: Sequence[float], interval_s: float) -> list[float]:
@@ -53,11 +53,12 @@ def client_stats(
         reasons.append(f"requests were sent up to {late_p99:.0f} ms late (P99), {allowed:.0f} ms are allowed")
     if lag_p99 is not None and lag_p99 > allowed:
         reasons.append(f"the event loop lagged by {lag_p99:.0f} ms (P99), {allowed:.0f} ms are allowed")
-    if lags and spans:
-        lag, span = sum(lags) / len(lags), sum(spans) / len(spans)
-        if lag > LAG_SHARE * span:
-            reasons.append(f"the event loop lagged by {lag:.1f} ms on average, requests took {span:.0f} ms")
-    if asked_in_flight and busy_in_flight is not None and busy_in_flight < IN_FLIGHT_SHARE * asked_in_flight:
+    span = sum(spans) / len(spans) if spans else 0.0
+    idle_allowed = max(IDLE_MS, IDLE_SHARE * span)
+    lag_mean = sum(lags) / len(lags) if lags else 0.0
+    if spans and lag_mean > idle_allowed:
+        reasons.append(f"the event loop lagged by {lag_mean:.1f} ms on average, requests took {span:.0f} ms")
+    if asked_in_flight and busy_in_flight and (asked_in_flight - busy_in_flight) / busy_in_flight * span > idle_allowed:
         reasons.append(f"{busy_in_flight:.1f} requests were in flight, {asked_in_flight} were asked for")
     return ClientStats(
         late_sends_p99_ms=late_p99,

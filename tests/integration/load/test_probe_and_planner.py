@@ -1,0 +1,200 @@
+"""What is asked of a server before any load, and what is made of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.fakes.scripted_server import Reply, ScriptedServer, stream
+from tuner.domain.profile import Profile
+from tuner.domain.workload import SharedPrefixWorkload
+from tuner.errors import LoadError, UsageError
+from tuner.load.drive import drive
+from tuner.load.planner import Planner
+from tuner.load.probe import probe
+from tuner.load.target import Api, Target
+
+KEY = "sk-very-secret"
+
+
+def shared(**more: Any) -> SharedPrefixWorkload:
+    lengths = {"system_prompt_tokens": 48, "user_prompt_tokens": (4, 12), "output_tokens": (2, 5)}
+    return SharedPrefixWorkload(**{**lengths, "concurrency": 3, "requests": 12, **more})
+
+
+async def failure(target: Target) -> LoadError:
+    with pytest.raises(LoadError) as caught:
+        await asyncio.wait_for(probe(target), 20)
+    assert caught.value.mend
+    assert KEY not in str(caught.value)
+    return caught.value
+
+
+async def test_facts_of_a_good_server() -> None:
+    async with ScriptedServer(max_model_len=4096).running() as server:
+        facts = await probe(Target(server.base_url + "/v1"))
+        assert len(server.asked) == 1
+        assert server.asked[0].body["max_tokens"] == 1
+    assert (facts.model, facts.max_model_len, facts.token_ids) == ("scripted", 4096, True)
+    assert facts.reports_cached_tokens
+    assert facts.api == "completions"
+    assert facts.label == ""
+
+
+async def test_cached_tokens_that_are_not_reported() -> None:
+    async with ScriptedServer(reports_cached=False).running() as server:
+        assert not (await probe(Target(server.base_url))).reports_cached_tokens
+
+
+async def test_a_server_that_takes_no_token_ids_gets_text_of_the_same_length() -> None:
+    async with ScriptedServer(takes_token_ids=False).running() as server:
+        target = Target(server.base_url)
+        facts = await probe(target)
+        assert not facts.token_ids
+        planner = await Planner.open(target, shared(), facts, seed=1, base_dir=Path())
+        got = await drive(target, planner.plan("r1"))
+    assert planner.labels == ()
+    assert all(r.ok and r.prompt_tokens == r.prompt_tokens_planned for r in got.records)
+
+
+async def test_without_a_tokenizer_lengths_are_estimates_with_a_label() -> None:
+    async with ScriptedServer(tokenizer=False).running() as server:
+        target = Target(server.base_url)
+        planner = await Planner.open(target, shared(), await probe(target), seed=1, base_dir=Path())
+        got = await drive(target, planner.plan("r1"))
+    assert "estimates" in planner.labels[0]
+    assert all(abs((r.prompt_tokens or 0) - (r.prompt_tokens_planned or 0)) <= 2 for r in got.records)
+
+
+async def test_chat_lengths_are_exact_with_the_template_counted_in() -> None:
+    async with ScriptedServer().running() as server:
+        target = Target(server.base_url, api="chat")
+        facts = await probe(target)
+        planner = await Planner.open(target, shared(), facts, seed=1, base_dir=Path())
+        rounds = [await drive(target, planner.plan(key)) for key in ("r1", "r2")]
+        bare = await Planner.open(target, shared(system_prompt_tokens=0), facts, seed=1, base_dir=Path())
+        rounds.append(await drive(target, bare.plan("r3")))
+    for got in rounds:
+        assert "cached" not in got.void
+        assert all(r.ok and r.prompt_tokens == r.prompt_tokens_planned for r in got.records)
+
+
+async def test_what_every_chat_begins_with_is_no_warm_start() -> None:
+    """A template that opens with a whole block of its own is cached for every round after the first."""
+    async with ScriptedServer(template_tokens=tuple(range(900000, 900020))).running() as server:
+        target = Target(server.base_url, api="chat")
+        planner = await Planner.open(target, shared(), await probe(target), seed=1, base_dir=Path())
+        first, again = [await drive(target, planner.plan(key)) for key in ("r1", "r1")]
+    assert min(r.cached_tokens or 0 for r in first.records) == 16
+    assert "cached" not in first.void
+    assert "cached" in again.void
+
+
+async def test_no_chat_template_falls_back_with_a_label() -> None:
+    async with ScriptedServer(chat_template=False).running() as server:
+        target = Target(server.base_url, api="chat")
+        facts = await probe(target)
+        planner = await Planner.open(target, shared(), facts, seed=1, base_dir=Path())
+        got = await drive(target, planner.plan("r1"))
+    assert facts.label == "completions instead of chat: no chat template"
+    assert facts.label in planner.labels
+    assert all(r.ok for r in got.records)
+
+
+async def test_no_chat_and_no_completions_is_no_chat_template() -> None:
+    bad = Reply([b'{"error": {"message": "disabled"}}'], 500, "application/json", "length")
+    async with ScriptedServer(lambda s, a: bad, chat_template=False).running() as server:
+        error = await failure(Target(server.base_url, api="chat"))
+    assert error.code == "no_chat_template"
+    assert "chat template" in error.message
+
+
+async def test_a_wrong_key_is_named_without_its_value() -> None:
+    async with ScriptedServer(api_key="right").running() as server:
+        error = await failure(Target(server.base_url, api_key=KEY))
+        assert error.code == "auth"
+        assert "--api-key-env" in error.mend
+        assert (await probe(Target(server.base_url, api_key="right"))).model == "scripted"
+
+
+async def test_nobody_listens() -> None:
+    async with ScriptedServer().running() as server:
+        gone = server.base_url
+    assert (await failure(Target(gone))).code == "refused"
+
+
+@pytest.mark.parametrize("models", [("a", "b"), ()])
+async def test_a_server_with_several_models_or_none_has_to_be_told(models: tuple[str, ...]) -> None:
+    async with ScriptedServer(models=models).running() as server:
+        error = await failure(Target(server.base_url))
+        assert error.code == "missing_model"
+        assert "--model" in error.mend
+        for model in models:
+            assert (await probe(Target(server.base_url, model=model))).model == model
+
+
+async def test_a_model_that_is_not_there_names_the_nearest() -> None:
+    async with ScriptedServer(models=("llama-8b", "qwen")).running() as server:
+        error = await failure(Target(server.base_url, model="lama-8b"))
+    assert error.code == "missing_model"
+    assert "llama-8b" in error.mend
+
+
+async def test_something_else_at_that_address() -> None:
+    async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(hello, "127.0.0.1", 0) as other:
+        port = other.sockets[0].getsockname()[1]
+        assert (await failure(Target(f"http://127.0.0.1:{port}"))).code == "not_openai"
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+async def test_what_the_server_says_to_one_request_is_shown(api: Api) -> None:
+    bad = Reply([f'{{"error": {{"message": "no KV left for {KEY}"}}}}'.encode()], 500, "application/json", "length")
+    async with ScriptedServer(lambda s, a: bad).running() as server:
+        error = await failure(Target(server.base_url, api=api, api_key=KEY))
+    assert error.code == "http_error"
+    assert "no KV left" in error.message
+
+
+async def test_a_stream_that_fails_is_seen_before_the_load() -> None:
+    async with ScriptedServer(lambda s, a: Reply([b"data: [DONE]\n\n"])).running() as server:
+        error = await failure(Target(server.base_url))
+    assert "without a single token" in error.message
+
+
+async def test_a_workload_that_does_not_fit_is_refused() -> None:
+    async with ScriptedServer(max_model_len=60).running() as server:
+        target = Target(server.base_url)
+        with pytest.raises(UsageError, match=re.escape("takes 65 tokens")) as caught:
+            await Planner.open(target, shared(), await probe(target), seed=1, base_dir=Path())
+    assert "max_model_len" in caught.value.mend
+
+
+@pytest.mark.parametrize("name", ["tenants", "prompts", "trace", "mixed", "long-documents"])
+async def test_every_ready_load_can_be_driven(name: str) -> None:
+    """The ready profiles' workloads, played small and fast."""
+    folder = Path(__file__).parents[3] / "profiles"
+    profile = Profile.model_validate(yaml.safe_load((folder / f"{name}.yaml").read_text()))
+    update: dict[str, Any] = {"requests": 12}
+    if name == "trace":
+        update["speed"] = 50.0
+    workload = profile.workload.model_copy(update=update)
+    async with ScriptedServer(lambda s, a: stream(s, a, ttft_s=0.002)).running() as server:
+        target = Target(server.base_url, api=workload.api)
+        planner = await Planner.open(target, workload, await probe(target), seed=1, base_dir=folder)
+        warm = await asyncio.wait_for(drive(target, planner.warm_up("w")), 60)
+        got = await asyncio.wait_for(drive(target, planner.plan("r1")), 60)
+    assert all(r.ok for r in warm.records)
+    assert [r.error for r in got.records if r.error] == []
+    assert sum(r.phase == "measured" for r in got.records) >= 12
+    assert all(r.prompt_tokens_planned in (None, r.prompt_tokens) for r in got.records)
