@@ -100,8 +100,9 @@ def main() -> None:
             sys.exit(1)
         print_help(script)
         return
+    start_number = count(Path(script["state"]) if "state" in script else None, "starts")
     model, options = parse(words[1:], script)
-    serve(model, options, script)
+    serve(model, options, script, start_number)
 
 
 def load_script() -> dict[str, Any]:
@@ -240,10 +241,9 @@ def start_core(kind: str) -> int | None:
     os._exit(0)
 
 
-def serve(model: str, options: dict[str, Any], script: dict[str, Any]) -> None:
+def serve(model: str, options: dict[str, Any], script: dict[str, Any], start_number: int) -> None:
     """From the first log line to the end."""
     scale = script.get("time_scale", 1.0)
-    start_number = count(Path(script["state"]) if "state" in script else None, "starts")
     log(f"version {script.get('version', '0.32.0')}".rjust(40), where="api_utils.py:347")
     log(f"non-default args: {options}")
     check_values(options, script)

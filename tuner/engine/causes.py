@@ -95,6 +95,11 @@ CAUSES: Final[dict[str, Cause]] = {
         "the server refused the credentials",
         "Check the API key (--api-key-env), the base URL with or without /v1, and the model's id.",
     ),
+    "not_openai": Cause(
+        "the address is not that of an OpenAI-compatible server", "Check the URL: it has to be that of `vllm serve`."
+    ),
+    "refused": Cause("nobody listens at the address", "Check host, port and whether the server runs."),
+    "timeout": Cause("the server did not answer in time", "See the server's log; raise workload.request_timeout."),
     "http_error": Cause("the server answered with an error", "See the message, and the server's log."),
     "too_many_failures": Cause("too many requests of the round failed", "See the first failure's message."),
     "client_limited": Cause("the client could not keep up with the load", "Lower the load, or run on a faster host."),

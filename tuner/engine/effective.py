@@ -172,12 +172,16 @@ def difference(asked: Mapping[str, Scalar], effective: Mapping[str, Scalar]) -> 
     return None
 
 
+def hub_folder(env: Mapping[str, str]) -> Path:
+    """Where the Hugging Face cache lies, by the variables that its own library reads."""
+    home = env.get("HF_HOME") or str(Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
+    return Path(env.get("HF_HUB_CACHE") or Path(home) / "hub")
+
+
 def cached_revision(model: str, env: Mapping[str, str], revision: str = "main") -> str | None:
     """The commit of a Hugging Face model in the local cache; None for a local path or an unknown one."""
-    home = env.get("HF_HOME") or str(Path(env.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "huggingface")
-    hub = Path(env.get("HF_HUB_CACHE") or Path(home) / "hub")
     try:
-        commit = (hub / f"models--{model.replace('/', '--')}" / "refs" / revision).read_text().strip()
+        commit = (hub_folder(env) / f"models--{model.replace('/', '--')}" / "refs" / revision).read_text().strip()
     except (OSError, ValueError):
         return None
     return commit or None

@@ -61,7 +61,7 @@ async def inspect_installed(
         return _known[launcher]
     resolve_launcher(launcher, env)
     version, help_text = await asyncio.gather(
-        _ask([*launcher, "--version"], env, clock), _ask([*launcher, "serve", "--help=all"], env, clock)
+        ask([*launcher, "--version"], env, clock), ask([*launcher, "serve", "--help=all"], env, clock)
     )
     if version.code not in (0, 2) and help_text.code != 0:
         raise EngineError(diagnose(help_text.output.splitlines(), help_text.code, phase="start"))
@@ -112,7 +112,9 @@ def check_options(installed: InstalledEngine, args: Mapping[str, Scalar]) -> Non
 
 
 @dataclass(frozen=True)
-class _Answer:
+class Answer:
+    """What a short command said, on both of its streams, and how it ended."""
+
     code: int
     output: str
 
@@ -128,7 +130,8 @@ def _start(command: list[str], env: Mapping[str, str], output: IO[bytes]) -> sub
     )
 
 
-async def _ask(command: list[str], env: Mapping[str, str], clock: Clock) -> _Answer:
+async def ask(command: list[str], env: Mapping[str, str], clock: Clock = SYSTEM_CLOCK) -> Answer:
+    """Run a short command to its end, in bounded time; EngineError `startup_timeout` when it takes too long."""
     with tempfile.TemporaryFile() as output:
         child = _start(command, env, output)
         root = identify(child.pid)
@@ -144,4 +147,4 @@ async def _ask(command: list[str], env: Mapping[str, str], clock: Clock) -> _Ans
         text = output.read().decode(errors="replace")
     if clock.monotonic_s() >= deadline:
         raise EngineError(cause("startup_timeout", f"`{' '.join(command)}` gave no answer in {ASK_TIMEOUT_S:g} s"))
-    return _Answer(code, text)
+    return Answer(code, text)

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from aiohttp import ClientSession
+
 import tuner
 from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.candidate import ReuseBudget, Scalar
@@ -125,7 +127,7 @@ def plugin_folder(parent: Path) -> Path:
 class RunningEngine:
     """An engine that was started and is ready; made by `launched` only.
 
-    `start_s` is the time from its start until it was ready. `model_id` is what requests have to name: a
+    `start_s` is the time from its start until it was ready and read back. `model_id` is what requests have to name: a
     name made up for this start, so that no other server on the port can pass for it.
     """
 
@@ -203,22 +205,28 @@ class RunningEngine:
                 death = self._look("start")
                 if death is not None:
                     raise EngineError(death)
-                if await is_ready(client, self.base_url, self.model_id):
+                if await self._is_ready(client):
                     break
                 if self._clock.monotonic_s() >= deadline_s:
                     raise EngineError(self.failed(self._too_late()))
                 await self._clock.sleep(tick)
                 tick = min(tick * 1.3, _SLOWEST_TICK_S)
-            self.start_s = self._clock.monotonic_s() - started_s
             effective = await read_back(client, self.base_url, from_log(self.log_lines()), self._spec.args)
         env = {**os.environ, **self._spec.env}
         revision = effective.model_revision or cached_revision(self._spec.model, env)
         self.effective = EffectiveConfig(**{**vars(effective), "model_revision": revision})
+        self.start_s = self._clock.monotonic_s() - started_s
         if self._family is not None:
             self._cores = [p for p in self._family.refresh() if (name_of(p) or "").startswith("VLLM::")]
         differs = difference(self._spec.args, self.effective.args)
         if differs is not None:
             raise EngineError(self.failed(differs))
+
+    async def _is_ready(self, client: ClientSession) -> bool:
+        try:
+            return await is_ready(client, self.base_url, self.model_id)
+        except EngineError as error:
+            raise EngineError(self.failed(error.diagnosis)) from None
 
     def _too_late(self) -> Diagnosis:
         lines = self.log_lines()

@@ -10,10 +10,13 @@ from typing import Any
 import aiohttp
 
 from tuner.domain.candidate import Scalar
+from tuner.engine.diagnosis import cause
 from tuner.engine.effective import EffectiveConfig, with_metrics, with_server_info
+from tuner.errors import EngineError
 
 _PROBE_TIMEOUT_S = 5.0
 _READ_BACK_TIMEOUT_S = 20.0
+_REFUSED = (401, 403)
 _FAILURES = (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError, ValueError, OSError)
 
 
@@ -25,10 +28,21 @@ async def open_client() -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def is_ready(client: aiohttp.ClientSession, base_url: str, model_id: str) -> bool:
-    """True when the server is healthy and serves `model_id`, which only the engine of this start knows."""
+    """True when the server is healthy and serves `model_id`, which only the engine of this start knows.
+
+    EngineError `auth` when it is up but wants a key: that does not go away by waiting.
+    """
     if await _get(client, f"{base_url}/health", _PROBE_TIMEOUT_S) is None:
         return False
     models = await _get(client, f"{base_url}/v1/models", _PROBE_TIMEOUT_S, as_json=True)
+    if models in _REFUSED:
+        raise EngineError(
+            cause(
+                "auth",
+                f"the engine answers {models} to requests without an API key",
+                mend="Start it without one: it listens on 127.0.0.1 only (look for --api-key in the vLLM command).",
+            )
+        )
     data = models.get("data") if isinstance(models, Mapping) else None
     return isinstance(data, list) and any(isinstance(m, Mapping) and m.get("id") == model_id for m in data)
 
@@ -46,9 +60,11 @@ async def read_back(
 
 
 async def _get(client: aiohttp.ClientSession, url: str, timeout_s: float, *, as_json: bool = False) -> Any:
-    """The body of a 200 reply, None for anything else."""
+    """The body of a 200 reply, the status of a refused one, None for anything else."""
     try:
         async with client.get(url, timeout=aiohttp.ClientTimeout(total=timeout_s)) as reply:
+            if reply.status in _REFUSED:
+                return reply.status
             if reply.status != 200:
                 return None
             return await reply.json(content_type=None) if as_json else await reply.text()

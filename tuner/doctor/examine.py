@@ -1,0 +1,65 @@
+"""The examination as a whole: which checks, in which order."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner.clock import SYSTEM_CLOCK, Clock
+from tuner.doctor.line import Line
+from tuner.doctor.machine import judge_devices, judge_engine, missing_engine
+from tuner.doctor.sense import judge_profile
+from tuner.doctor.server import judge_server
+from tuner.doctor.surroundings import judge_surroundings, proxies
+from tuner.domain.profile import Profile
+from tuner.errors import UsageError
+from tuner.load.target import Target
+from tuner.space.search_space import declared_block_size
+from tuner.telemetry import describe_devices
+from tuner.trial.launcher import EngineOption, choose_engine
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to examine: a server that runs (`url`), or this machine."""
+
+    profile: Profile
+    engine: EngineOption = "auto"
+    vllm: str | None = None
+    out: Path = Path("results")
+    url: str | None = None
+    api_key: str | None = None
+    model: str | None = None
+
+
+async def examine(request: Request, clock: Clock = SYSTEM_CLOCK) -> list[Line]:
+    """All findings, the decisive ones first. UsageError only for a request that makes no sense."""
+    profile = request.profile
+    env = {**os.environ, **profile.engine.env}
+    if request.url is not None:
+        target = Target(
+            base_url=request.url,
+            model=request.model,
+            api=profile.workload.api,
+            api_key=request.api_key,
+            request_timeout_s=min(profile.workload.request_timeout, 60.0),
+        )
+        return [*await judge_server(target, profile, clock, env), proxies(env)]
+    facts = describe_devices(env)
+    simulated = on_cpu = False
+    needed = request.engine == "vllm" or request.vllm is not None
+    lines: list[Line] = []
+    try:
+        choice = choose_engine(request.engine, request.vllm, profile.hardware, profile.model)
+    except UsageError as error:
+        lines.append(missing_engine(error))
+    else:
+        found, installed = await judge_engine(choice, profile)
+        lines += found
+        simulated = choice.simulated
+        needed = not simulated
+        on_cpu = installed is not None and (installed.version or "").endswith("+cpu")
+    lines += judge_devices(facts, profile, needed=needed and not on_cpu)
+    lines += judge_profile(profile, declared_block_size(profile))
+    return [*lines, *judge_surroundings(profile, request.out, env, simulated=simulated)]

@@ -1,0 +1,211 @@
+"""The engine on this machine: vLLM, the scheduler plug-in in its environment, GPUs and who else uses them."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tuner.doctor.line import Line, ok, warning, wrong
+from tuner.domain.profile import Profile
+from tuner.engine.installed import InstalledEngine, ask, check_options, inspect_installed
+from tuner.engine.launch import plugin_folder
+from tuner.errors import ChunktuneError, EngineError, UsageError
+from tuner.telemetry import DeviceFacts
+from tuner.trial.launcher import EngineChoice
+
+_GIB = 1 << 30
+_PLUGIN = "from tuner.scheduler import ReuseBudgetScheduler as s; print('loaded', s.__name__)"
+_CPU_BLOCK = 32
+"""CPU attention takes multiples of this (vLLM 0.32)."""
+
+
+async def judge_engine(choice: EngineChoice, profile: Profile) -> tuple[list[Line], InstalledEngine | None]:
+    """What would be launched, whether it has the profile's options, and whether the plug-in loads there."""
+    if choice.simulated:
+        return _simulated(choice), None
+    env = {**choice.env, **profile.engine.env}
+    try:
+        installed = await inspect_installed(choice.launcher, env)
+    except ChunktuneError as error:
+        return [wrong("vllm", error.message, error.mend or "Run `vllm serve --help` by hand and see.")], None
+    lines = [_version(choice, installed), _options(profile, installed), _blocks(profile, installed)]
+    lines.append(await _plugin(choice, profile, env))
+    return lines, installed
+
+
+def _simulated(choice: EngineChoice) -> list[Line]:
+    asked = "asked for" in choice.reason
+    lines = [
+        ok("vllm", f"not used: the SIMULATED engine was {choice.reason}")
+        if asked
+        else warning(
+            "vllm",
+            f"the SIMULATED engine would be used: {choice.reason}",
+            "Install vLLM (pip install vllm) on a machine with an NVIDIA GPU, or point --vllm at its command.",
+        )
+    ]
+    if importlib.util.find_spec("aiconfigurator_core") is None:
+        lines.append(
+            wrong("simulated engine", "the package aiconfigurator-core is missing", "pip install 'chunktune[sim]'")
+        )
+    else:
+        lines.append(ok("simulated engine", "its cost tables (aiconfigurator-core) are installed"))
+    return lines
+
+
+def _version(choice: EngineChoice, installed: InstalledEngine) -> Line:
+    command = " ".join(choice.launcher)
+    if installed.version is None:
+        return warning("vllm", f"`{command}` does not say its version", "Run `vllm --version` by hand and see.")
+    return ok("vllm", f"`{command}` is version {installed.version}")
+
+
+def _options(profile: Profile, installed: InstalledEngine) -> Line:
+    if not installed.options:
+        return warning("vllm options", "`serve --help=all` gives no options to compare with", "Run it by hand and see.")
+    try:
+        check_options(installed, {**profile.engine.args, **dict.fromkeys(profile.space.knobs, None)})
+    except EngineError as error:
+        return wrong("vllm options", error.message, error.mend)
+    return ok("vllm options", "this vLLM has every option of the profile")
+
+
+def _blocks(profile: Profile, installed: InstalledEngine) -> Line:
+    block = profile.engine.args.get("block_size")
+    on_cpu = (installed.version or "").endswith("+cpu")
+    if not on_cpu:
+        return ok("engine block size", "16 unless the profile or the engine says otherwise; read back at each start")
+    if isinstance(block, int) and block % _CPU_BLOCK == 0:
+        return ok("engine block size", f"{block}, as the CPU build takes it")
+    return wrong(
+        "engine block size",
+        f"the CPU build of vLLM takes multiples of {_CPU_BLOCK} tokens, the profile has {block or 'none'}",
+        f"Set engine.args.block_size: {_CPU_BLOCK}.",
+    )
+
+
+async def _plugin(choice: EngineChoice, profile: Profile, env: Mapping[str, str]) -> Line:
+    check = "scheduler plug-in"
+    needed = bool(profile.space.reuse_budget)
+    python = interpreter_of(choice.launcher, env)
+    if python is None:
+        return warning(
+            check,
+            f"the Python behind {choice.launcher[0]!r} cannot be told, so the plug-in was not tried",
+            "Only a space with reuse_budget needs it.",
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.pathsep.join(p for p in (str(plugin_folder(Path(folder))), os.environ.get("PYTHONPATH", "")) if p)
+        try:
+            answer = await ask([python, "-c", _PLUGIN], {**env, "PYTHONPATH": path})
+        except EngineError as error:
+            return warning(check, error.message, error.mend)
+    if answer.code == 0 and "loaded" in answer.output:
+        return ok(check, f"loads in vLLM's environment ({python})")
+    last = next((text for text in reversed(answer.output.splitlines()) if text.strip()), "it said nothing")
+    say = wrong if needed else warning
+    return say(
+        check,
+        f"does not load in vLLM's environment ({python}): {last.strip()}",
+        "Only a space with reuse_budget needs it: take that out, or install a vLLM that the plug-in knows.",
+    )
+
+
+def interpreter_of(launcher: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """The Python that runs a console script, read from its first lines; None where that is not to be told."""
+    path = shutil.which(launcher[0], path={**os.environ, **env}.get("PATH"))
+    if path is None:
+        return None
+    if re.match(r"python[\d.]*$", Path(path).name):
+        return path
+    try:
+        with open(path, "rb") as file:
+            head = file.read(2048).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    if not head or not head[0].startswith("#!"):
+        return None
+    words = head[0][2:].split()
+    if words and Path(words[0]).name == "env" and len(words) > 1:
+        return shutil.which(words[-1]) if "python" in words[-1] else None
+    if words and "python" in Path(words[0]).name:
+        return words[0]
+    # pip writes long paths into a shell line: '''exec' "/long/path/python" "$0" "$@"
+    match = re.search(r"exec'? \"?([^\"\s]*python[\d.]*)\"?", "\n".join(head[:3]))
+    return match[1] if match else None
+
+
+def judge_devices(facts: DeviceFacts, profile: Profile, *, needed: bool) -> list[Line]:
+    """GPUs, driver, NVML, other tenants and free memory. Pure. `needed`: an engine will want them."""
+    if not facts.devices:
+        if not needed:
+            return [ok("gpu", f"none is needed here ({facts.reason or 'none found'})")]
+        return [
+            wrong(
+                "gpu",
+                f"no NVIDIA GPU: {facts.reason or 'none found'}",
+                "Check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES; or take --engine sim.",
+            )
+        ]
+    names = ", ".join(f"{d.name} ({d.memory_bytes / _GIB:.0f} GiB)" for d in facts.devices)
+    lines = [ok("gpu", names), ok("nvml", f"answers; driver {facts.driver_version or 'unknown'}")]
+    lines.append(_enough_devices(facts, profile))
+    lines.append(_tenants(facts))
+    lines.append(_free_memory(facts, profile))
+    return lines
+
+
+def _whole(profile: Profile, key: str) -> int:
+    value = profile.engine.args.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 1
+
+
+def _enough_devices(facts: DeviceFacts, profile: Profile) -> Line:
+    wanted = _whole(profile, "tensor_parallel_size") * _whole(profile, "pipeline_parallel_size")
+    if wanted > len(facts.devices):
+        return wrong(
+            "gpu count",
+            f"the profile spreads the model over {wanted} GPUs, {len(facts.devices)} are visible",
+            "Lower engine.args.tensor_parallel_size, or check CUDA_VISIBLE_DEVICES.",
+        )
+    return ok("gpu count", f"{wanted} of {len(facts.devices)} needed")
+
+
+def _tenants(facts: DeviceFacts) -> Line:
+    found = [
+        f"pid {t.pid} ({t.used_bytes / _GIB:.1f} GiB)" if t.used_bytes is not None else f"pid {t.pid}"
+        for device in facts.devices
+        for t in device.tenants
+    ]
+    if found:
+        return warning(
+            "other tenants",
+            f"others use these devices: {', '.join(found[:8])}; times and memory will not be yours alone",
+            "End them or choose other devices with CUDA_VISIBLE_DEVICES (pids are the host's).",
+        )
+    return ok("other tenants", "none")
+
+
+def _free_memory(facts: DeviceFacts, profile: Profile) -> Line:
+    share = profile.engine.args.get("gpu_memory_utilization", 0.9)
+    target = share if isinstance(share, int | float) and not isinstance(share, bool) else 0.9
+    for device in facts.devices:
+        free = device.memory_bytes - device.used_bytes
+        if free < target * device.memory_bytes:
+            return wrong(
+                "free memory",
+                f"{device.name}: {free / _GIB:.1f} of {device.memory_bytes / _GIB:.1f} GiB are free, the engine will "
+                f"ask for {target * device.memory_bytes / _GIB:.1f} (gpu_memory_utilization {target:g})",
+                "Free the device, or lower engine.args.gpu_memory_utilization.",
+            )
+    return ok("free memory", f"enough for gpu_memory_utilization {target:g} on every device")
+
+
+def missing_engine(error: UsageError) -> Line:
+    """The line for an engine that was asked for and is not there."""
+    return wrong("vllm", error.message, error.mend)
