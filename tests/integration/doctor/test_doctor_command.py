@@ -1,0 +1,126 @@
+"""The command against fake servers and a fake `vllm`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.doctor.test_sense import profile
+from tuner.doctor import Request, examine
+from tuner.doctor.line import Line
+from tuner.engine.launch import LaunchSpec, RunningEngine, free_port, launched
+
+FAKE = Path(__file__).parents[2] / "fakes" / "fake_vllm.py"
+Serve = Callable[..., AbstractAsyncContextManager[RunningEngine]]
+
+
+@pytest.fixture
+def serve(tmp_path: Path) -> Serve:
+    @asynccontextmanager
+    async def start(args: dict[str, Any] | None = None, **script: Any) -> AsyncIterator[RunningEngine]:
+        spec = LaunchSpec(
+            launcher=(str(FAKE),),
+            kind="vllm",
+            model="fake/model",
+            args=args or {},
+            env={"FAKE_VLLM": json.dumps({"ttft_ms": 20, **script})},
+            log_path=tmp_path / "engine.log",
+            startup_timeout_s=30,
+            record_dir=tmp_path / "records",
+        )
+        async with launched(spec) as engine:
+            yield engine
+
+    return start
+
+
+async def look(url: str, **more: Any) -> dict[str, Line]:
+    return {line.check: line for line in await examine(Request(profile(**more), url=url))}
+
+
+async def test_a_healthy_server(serve: Serve) -> None:
+    async with serve() as engine:
+        for url in (engine.base_url, engine.base_url + "/v1/"):
+            lines = await look(url)
+            assert {line.status for line in lines.values() if line.check != "jitter"} == {"ok"}
+            assert "found 64 of them cached" in lines["prefix caching"].message
+
+
+async def test_prefix_caching_that_is_off(serve: Serve) -> None:
+    async with serve({"enable_prefix_caching": False}) as engine:
+        assert (await look(engine.base_url))["prefix caching"].status == "wrong"
+
+
+async def test_a_pool_that_is_too_small(serve: Serve) -> None:
+    async with serve(kv_tokens=4000) as engine:
+        assert (await look(engine.base_url))["memory for the cache"].status == "wrong"
+
+
+async def test_no_metrics_no_cached_tokens_no_token_ids(serve: Serve) -> None:
+    async with serve(metrics="error", cached_tokens=False, token_ids=False) as engine:
+        lines = await look(engine.base_url)
+        assert {lines[c].status for c in ("metrics", "cached tokens", "token ids")} == {"warning"}
+
+
+async def test_no_chat_template(serve: Serve) -> None:
+    async with serve(chat_template=False) as engine:
+        assert (await look(engine.base_url, api="chat"))["chat template"].status == "warning"
+
+
+async def test_an_error_body_where_choices_was_expected(serve: Serve) -> None:
+    async with serve(http_error_share=1.0) as engine:
+        line = (await look(engine.base_url))["first request"]
+        assert line.status == "wrong"
+        assert "a fault on demand" in line.message
+
+
+async def test_nobody_listens() -> None:
+    line = (await look(f"http://127.0.0.1:{free_port()}"))["connection"]
+    assert line.status == "wrong"
+
+
+def run(*words: str, **env: str) -> tuple[int, str, str]:
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner", "doctor", *words],
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_json_of_this_machine(tmp_path: Path) -> None:
+    code, out, err = run("--engine", "sim", "--json", "--out", str(tmp_path), HF_TOKEN="hf_verysecret")
+    lines = json.loads(out)
+    assert code == (3 if any(line["status"] == "wrong" for line in lines) else 0)
+    assert all(set(line) == {"check", "status", "message", "mend"} for line in lines)
+    assert all(line["mend"] for line in lines if line["status"] != "ok")
+    assert "verysecret" not in out + err
+
+
+def test_a_vllm_that_lacks_an_option_and_the_plug_in(tmp_path: Path) -> None:
+    script = json.dumps({"unknown_options": ["max-num-seqs"]})
+    code, out, _ = run("--vllm", str(FAKE), "--json", "--out", str(tmp_path), FAKE_VLLM=script)
+    lines = {line["check"]: line for line in json.loads(out)}
+    assert code == 3
+    assert lines["vllm"]["status"] == "ok"
+    assert lines["vllm options"]["status"] == "wrong"
+    assert "max-num-seqs" in lines["vllm options"]["message"]
+    assert lines["scheduler plug-in"]["status"] in ("warning", "wrong")
+
+
+def test_a_vllm_that_is_not_there(tmp_path: Path) -> None:
+    code, out, err = run("--vllm", str(tmp_path / "nowhere"), "--out", str(tmp_path))
+    assert code == 3
+    assert "nowhere" in out
+    assert "Traceback" not in err
