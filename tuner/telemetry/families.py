@@ -198,10 +198,18 @@ def _gauges(
     found: CounterDelta, before: Snapshot | Unknown, after: Snapshot | Unknown, usages: Iterable[float | None]
 ) -> None:
     known = [s for s in (before, after) if isinstance(s, Snapshot)]
-    seen = [u for u in (*(kv_usage(s) for s in known), *usages) if u is not None]
-    found.kv_cache_usage_peak = max(seen, default=None)
-    if not seen:
-        found.reasons["kv_cache_usage_peak"] = f"/metrics has no {' or '.join(KV_USAGE)}"
+    inside = [u for u in usages if u is not None]
+    # Both ends are idle moments: without a look in between their value would pass for a peak of 0.
+    found.kv_cache_usage_peak = (
+        max([*inside, *(u for s in known if (u := kv_usage(s)) is not None)]) if inside else None
+    )
+    if not inside:
+        said = any(kv_usage(s) is not None for s in known)
+        found.reasons["kv_cache_usage_peak"] = (
+            "the span was over before the first look at the KV usage"
+            if said
+            else f"/metrics has no {' or '.join(KV_USAGE)}"
+        )
     found.kv_cache_tokens = cache_info(known[-1])[0] if known else None
     if found.kv_cache_tokens is None:
         found.reasons["kv_cache_tokens"] = f"/metrics has no {_CACHE_INFO} with the size of the KV pool"

@@ -162,7 +162,14 @@ def test_no_first_token_has_no_mean() -> None:
 def test_the_kv_peak_is_over_both_ends_and_the_polls(name: str) -> None:
     before, after = snapshot((name, 0.1)), snapshot((name, 0.2))
     assert delta(before, after, [0.3, None, 0.9, 0.4]).kv_cache_usage_peak == 0.9
-    assert delta(before, after).kv_cache_usage_peak == 0.2
+    assert delta(before, after, [0.1]).kv_cache_usage_peak == 0.2
+
+
+def test_without_a_look_in_between_there_is_no_peak() -> None:
+    idle = snapshot(("vllm:kv_cache_usage_perc", 0.0))
+    found = delta(idle, idle)
+    assert found.kv_cache_usage_peak is None
+    assert "before the first look" in found.reasons["kv_cache_usage_peak"]
 
 
 def test_the_fullest_engine_is_the_kv_usage() -> None:
