@@ -105,7 +105,7 @@ def test_another_version_is_refused() -> None:
 
 
 def test_an_unknown_name_names_the_nearest_and_the_ready_ones() -> None:
-    with pytest.raises(ProfileError, match="did you mean quick"):
+    with pytest.raises(ProfileError, match="Did you mean quick"):
         load_profile("quik")
 
 
