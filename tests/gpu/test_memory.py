@@ -29,14 +29,9 @@ def python_with_torch() -> str:
 class Allocator:
     """`allocate.py` in a process of its own."""
 
-    def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [python_with_torch(), Path(__file__).with_name("allocate.py")],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.pid = self._process.pid
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.pid = process.pid
         self.uuid = self._read()
 
     def _read(self) -> str:
@@ -51,23 +46,21 @@ class Allocator:
         self._process.stdin.flush()
         return int(self._read())
 
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(30)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait(30)
-        self._process.stdout.close()
-
 
 @pytest.fixture
 def allocator() -> Iterator[Allocator]:
-    allocator = Allocator()
-    yield allocator
-    allocator.close()
+    script = Path(__file__).with_name("allocate.py")
+    pipe = subprocess.PIPE
+    with subprocess.Popen([python_with_torch(), script], stdin=pipe, stdout=pipe, text=True) as process:
+        try:
+            yield Allocator(process)
+        finally:
+            assert process.stdin is not None
+            process.stdin.close()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
 
 
 def settled(look: Callable[[], int], expected: int) -> int:
