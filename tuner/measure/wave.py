@@ -13,7 +13,7 @@ import numpy as np
 from tuner.domain.observation import RoundObservation
 from tuner.measure.samples import measured
 
-_IN_STEP = 0.6
+_IN_STEP = 0.5
 """Mean resultant length of the send phases (0: spread evenly, 1: all at once) from which it is a wave."""
 
 
