@@ -46,6 +46,10 @@ def diagnose(log_lines: Sequence[str], exit_code: int | None, *, phase: Phase) -
     if usage is not None:
         return usage
     found = [e for e in exceptions(lines) if not WRAPPERS.search(str(e))]
+    if phase == "load":
+        # The API server logs refused requests too; they end no engine.
+        found = [e for e in found if not e.process.startswith("(APIServer")]
+        lines = [line for line in lines if not line.process.startswith("(APIServer")]
     known = _known([str(e) for e in found]) or _known(_error_texts(lines))
     if known is not None:
         under_load = phase == "load" and known.code == "cuda_oom"

@@ -30,6 +30,7 @@ class LoggedException:
 
     type: str
     text: str
+    process: str = ""
 
     def __str__(self) -> str:
         return f"{self.type}: {self.text}" if self.text else self.type
@@ -68,8 +69,9 @@ def exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
         match = _EXCEPTION.match(line.text)
         if match is not None:
             rest = _continuation(lines, at)
-            found.append(LoggedException(match["type"].rpartition(".")[2], "\n".join([match["text"] or "", *rest])))
-    return [LoggedException(e.type, e.text.strip()) for e in found]
+            text = "\n".join([match["text"] or "", *rest]).strip()
+            found.append(LoggedException(match["type"].rpartition(".")[2], text, line.process))
+    return found
 
 
 def _continuation(lines: Sequence[LogLine], at: int) -> list[str]:

@@ -31,7 +31,7 @@ TABLE: dict[str, tuple[Phase, int | None, str, str]] = {
     "missing_model_offline": ("start", 1, "missing_model", "cached snapshot"),
     "missing_model_path": ("start", 1, "missing_model", "./nowhere"),
     "missing_tokenizer": ("start", 1, "missing_tokenizer", "backend tokenizer"),
-    "no_chat_template": ("load", None, "no_chat_template", "chat template"),
+    "no_chat_template": ("start", 1, "no_chat_template", "chat template"),
     "no_chunking_below_model_length": ("start", 1, "invalid_combination", "max_model_len (8192)"),
     "no_free_memory": ("start", 1, "no_free_memory", "11.42/79.11"),
     "old_prefixes": ("start", 1, "no_free_memory", "3.11/79.11"),
@@ -93,6 +93,12 @@ def test_what_was_said_before_it_was_ready_is_no_cause_of_a_death_under_load() -
     text = ["ValueError: No common block size for 16 (X: [64])", "INFO:     Application startup complete."]
     assert diagnose(text, 1, phase="load").code == "engine_died"
     assert diagnose(text, 1, phase="start").code == "block_size"
+
+
+def test_a_refused_request_is_no_cause_of_a_death_under_load() -> None:
+    diagnosis = diagnose(lines("no_chat_template"), 1, phase="load")
+    assert diagnosis.code == "engine_died"
+    assert "ChatTemplate" not in diagnosis.message
 
 
 def test_a_live_api_server_before_a_dead_engine_is_said() -> None:
