@@ -139,11 +139,6 @@ def merging_threshold(
     return (configured or LONG_PROMPT_CHUNK) if long_prompts else 0, False
 
 
-def tighter(one: int, other: int) -> int:
-    """The smaller of two thresholds of which 0 means none."""
-    return min(one, other) if one and other else one or other
-
-
 class HitWindow:
     """The share of prompt tokens found cached in the last admissions."""
 

@@ -60,16 +60,20 @@ class SecondChance:
         most_taken: int,
         rank: Callable[[bytes | None], int | None],
         is_only_copy: Callable[[bytes, FreeBlock], bool],
+        *,
+        early: bool = False,
     ) -> None:
         """At most `most_taken` blocks will be taken: make sure that they are not those with a rank above 0.
 
         `rank` is asked with a block's hash or None; None is 0. A block with a rank is only kept when it `is_only_copy`
-        of its content. A look ends after so many blocks, kept or not, so that a queue
-        full of kept blocks costs no more than any other.
+        of its content. With `early`, cached blocks that others make way for count as evicted early. A look ends after
+        so many blocks, kept or not, so that a queue full of kept blocks costs no more than any other.
         """
         self._free_before = self._queue.num_free_blocks
         if self._clear < min(most_taken, self._free_before):
-            self._spare_at_head(LOOK_AHEAD_STEPS * most_taken, rank, is_only_copy)
+            ranks, cached = self._spare_at_head(LOOK_AHEAD_STEPS * most_taken, rank, is_only_copy)
+            if early:
+                self._counters.early_evictions += overtakers(ranks, cached)
 
     def after_step(self, *, freed_meanwhile: bool) -> None:
         """The step took what it needed; `freed_meanwhile` when it also freed blocks, which hides how many it took."""
@@ -83,22 +87,25 @@ class SecondChance:
         most_seen: int,
         rank: Callable[[bytes | None], int | None],
         is_only_copy: Callable[[bytes, FreeBlock], bool],
-    ) -> None:
+    ) -> tuple[list[int], list[bool]]:
+        """The ranks that were found, and which of those blocks were cached."""
         seen: list[Any] = []
         block = self._queue.fake_free_list_head.next_free_block
         for _ in range(min(most_seen, self._queue.num_free_blocks)):
             seen.append(block)
             block = block.next_free_block
         ranks = [rank(each.block_hash) or 0 for each in seen]
-        if any(ranks):
-            for index, found in enumerate(ranks):
-                if found and not is_only_copy(seen[index].block_hash, seen[index]):
-                    ranks[index] = 0
-        moved = spare(ranks) if any(ranks) else []
-        if moved:
-            self._counters.early_evictions += overtakers(ranks, [each.block_hash is not None for each in seen])
-            self._counters.spared_blocks += len(moved)
-            for index in moved:
-                self._queue.remove(seen[index])
-                self._queue.append(seen[index])
+        if not any(ranks):
+            self._clear = len(seen)
+            return [], []
+        for index, found in enumerate(ranks):
+            if found and not is_only_copy(seen[index].block_hash, seen[index]):
+                ranks[index] = 0
+        cached = [each.block_hash is not None for each in seen]
+        moved = spare(ranks)
+        for index in moved:
+            self._queue.remove(seen[index])
+            self._queue.append(seen[index])
+        self._counters.spared_blocks += len(moved)
         self._clear = len(seen) - len(moved)
+        return ranks, cached

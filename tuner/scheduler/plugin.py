@@ -55,25 +55,27 @@ class ReuseBudgetScheduler(AsyncScheduler):
         check_classes(vllm.__version__, AsyncScheduler, Request, KVCacheBlock)
         super().__init__(*args, **kwargs)
         check_scheduler(self)
-        self._budget = _budget_of(self)
+        self._begin(budget_of(self))
+
+    def _begin(self, budget: Budget) -> None:
+        """Serve with this budget from now on, knowing nothing yet."""
+        pool = self.kv_cache_manager.block_pool
+        self._budget = budget
         self._counters = Counters()
         self._logged = self._counters.line()
         self._log_due_s = 0.0
-        pool = self.kv_cache_manager.block_pool
         self._tree: PrefixTree[bytes] = PrefixTree(_REMEMBERED_POOLS * pool.num_gpu_blocks)
         self._kept: dict[bytes, int] = {}
         self._visits_until_ranking = 0
         self._under_pressure = False
         self._second_chance = SecondChance(pool.free_block_queue, self._counters)
-        self._line: WaitingLine[str, bytes] = WaitingLine(
-            self._budget.min_reuse_ratio, self._budget.max_hold_ms / 1000.0
-        )
+        self._line: WaitingLine[str, bytes] = WaitingLine(budget.min_reuse_ratio, budget.max_hold_ms / 1000.0)
         self._front: Front[str] = Front()
         self._first: list[Request] = []
         self._hits = HitWindow()
         self._long_waiting: set[str] = set()
         self._preferred_prefills: list[Request] = []
-        logger.info("chunktune reuse budget: %s", self._budget)
+        logger.info("chunktune reuse budget: %s", budget)
 
     def add_request(self, request: Request) -> None:
         """As vLLM does, and remember the request's prefix."""
@@ -81,9 +83,11 @@ class ReuseBudgetScheduler(AsyncScheduler):
         super().add_request(request)
         if known or self._budget.off:
             return
-        shared = self._tree.visit(request.block_hashes)
+        # By the keys under which the pool caches, so that no step has to make them.
+        chain = [make_block_hash_with_group_id(each, 0) for each in request.block_hashes]
+        shared = self._tree.visit(chain)
         self._visits_until_ranking -= 1
-        self._line.arrive(request.request_id, request.block_hashes, 0 if request.skip_reading_prefix_cache else shared)
+        self._line.arrive(request.request_id, chain, 0 if request.skip_reading_prefix_cache else shared)
         if request.num_prompt_tokens > LONG_PROMPT_TOKENS:
             self._long_waiting.add(request.request_id)
 
@@ -100,17 +104,20 @@ class ReuseBudgetScheduler(AsyncScheduler):
             return super().schedule(*args, **kwargs)
         now_s = time.monotonic()
         front = self._order_waiting(now_s)
-        merging = self._choose_chunk(front)
+        yield_to = self._yield_to(front)
         self._order_free_blocks()
         config = self.scheduler_config
         configured = config.long_prefill_token_threshold
-        threshold, merges = merging
-        config.long_prefill_token_threshold = threshold
+        config.long_prefill_token_threshold, merges = self._merging_threshold(configured)
+        if yield_to:
+            # On the instance and for this step only: a step without yielding pays nothing for it.
+            self._reserve_prefill_lookahead = self._yielding(yield_to)
         try:
             output = super().schedule(*args, **kwargs)
         finally:
             config.long_prefill_token_threshold = configured
-            self.__dict__.pop("_reserve_prefill_lookahead", None)
+            if yield_to:
+                del self._reserve_prefill_lookahead
         self._second_chance.after_step(freed_meanwhile=bool(output.preempted_req_ids))
         self._account(output, front, now_s)
         if merges:
@@ -160,23 +167,25 @@ class ReuseBudgetScheduler(AsyncScheduler):
     def _cached_block(self, key: bytes) -> Any:
         return self.kv_cache_manager.block_pool.cached_block_hash_to_block.get_one_block(key)
 
-    def _choose_chunk(self, front: Front[str]) -> tuple[int, bool]:
-        """Yielding and merging: how much of a long prompt may go into this step."""
+    def _yield_to(self, front: Front[str]) -> int:
+        """Yielding: how many tokens each running prompt may take in this step; 0 where none has to yield."""
         budget = self._budget
-        if budget.yield_chunk_tokens and budget.min_reuse_ratio and self._somebody_is_let_through(front):
-            others = sum(1 for r in self.running if r.is_prefill_chunk) - len(self._preferred_prefills)
-            if others > 0:
-                limit = yield_threshold(budget.yield_chunk_tokens, others, self.block_size)
-                # On the instance and for this step only: a step without yielding pays nothing for it.
-                self._reserve_prefill_lookahead = self._yielding(limit)
-                self._counters.yielded_steps += 1
-        configured = self.scheduler_config.long_prefill_token_threshold
-        if not budget.merge_below:
+        if not budget.yield_chunk_tokens or not budget.min_reuse_ratio or not self._somebody_is_let_through(front):
+            return 0
+        others = sum(1 for r in self.running if r.is_prefill_chunk) - len(self._preferred_prefills)
+        if others <= 0:
+            return 0
+        self._counters.yielded_steps += 1
+        return yield_threshold(budget.yield_chunk_tokens, others, self.block_size)
+
+    def _merging_threshold(self, configured: int) -> tuple[int, bool]:
+        """Merging: how many tokens of one prompt may go into this step, and whether that merges chunks."""
+        if not self._budget.merge_below:
             return configured, False
         long_prompts = bool(self._long_waiting) or any(
             r.is_prefill_chunk and r.num_prompt_tokens > LONG_PROMPT_TOKENS for r in self.running
         )
-        return merging_threshold(configured, self._hits.hit_rate, budget.merge_below, long_prompts=long_prompts)
+        return merging_threshold(configured, self._hits.hit_rate, self._budget.merge_below, long_prompts=long_prompts)
 
     def _somebody_is_let_through(self, front: Front[str]) -> bool:
         """A preferred request computes its prompt, or waits and would fit."""
@@ -244,6 +253,7 @@ class ReuseBudgetScheduler(AsyncScheduler):
             self.max_num_scheduled_tokens // self.block_size + requests,
             rank,
             lambda key, block: pool.cached_block_hash_to_block.get_one_block(key) is block,
+            early=self._under_pressure,
         )
 
     def _rank_under_pressure(self, key: bytes) -> int:
@@ -278,7 +288,8 @@ class ReuseBudgetScheduler(AsyncScheduler):
             logger.info("%s %s", COUNTERS_MARK, line)
 
 
-def _budget_of(scheduler: AsyncScheduler) -> Budget:
+def budget_of(scheduler: AsyncScheduler) -> Budget:
+    """The budget that vLLM was started with; HandleError when it cannot be served here."""
     additional = scheduler.vllm_config.additional_config
     settings = additional.get("chunktune", {}) if isinstance(additional, dict) else {}
     if not isinstance(settings, dict):
