@@ -24,6 +24,7 @@ class Hardware(Document):
     gpu: str = "h100_sxm"
     """System name of aiconfigurator-core."""
     count: PositiveInt = 1
+    """GPUs."""
     cost_model: str | None = None
     """The name under which aiconfigurator-core knows the model; the profile's model when null."""
 
@@ -34,7 +35,9 @@ class EngineSpec(Document):
     args: dict[str, Scalar] = Field(default_factory=dict)
     """`vllm serve` options in snake case."""
     env: dict[str, str] = Field(default_factory=dict)
+    """Environment of the engine, laid over that of the command; no secrets here."""
     startup_timeout: Duration = 1200.0
+    """How long a start may take until the engine is ready."""
     block_size: PositiveInt | None = None
     """Tokens of a KV block when neither `args` nor the engine says; 16 otherwise."""
 
@@ -210,16 +213,21 @@ class Profile(Document):
 
     version: Literal[1]
     name: str
+    """Names the study's folder."""
     model: str
+    """What `vllm serve` is given: a hub name or a path."""
     description: str = ""
     hardware: Hardware = Hardware()
     engine: EngineSpec = EngineSpec()
     workload: Workload
     rounds: PositiveInt = 3
+    """Rounds of each trial; the median counts."""
     space: Space
     references: list[ReferenceName] = Field(default_factory=lambda: list[ReferenceName](["stock"]))
+    """Measured beside the candidates, never the winner; `stock` is the baseline and always measured."""
     objective: Objective = Objective(minimize=["ttft_ms.p90"])
     constraints: list[ConstraintText] = Field(default_factory=list)
+    """Limits that a winner has to meet, over the medians of the rounds."""
     budget: Budget = Budget()
     regress_metrics: list[str] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
     """Metrics that the nightly gate stands on."""

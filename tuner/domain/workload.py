@@ -16,8 +16,11 @@ class _Arrivals(Document):
     """Closed loop (`concurrency`) or open loop (`rate` a second, Poisson when `burstiness` is 1)."""
 
     concurrency: PositiveInt | None = None
+    """Closed loop: so many requests at a time, the next one when one ends."""
     rate: PositiveFloat | None = None
+    """Open loop: requests a second, sent by the clock."""
     burstiness: PositiveFloat = 1.0
+    """Open loop: 1 is Poisson, below it arrivals cluster, above it they even out."""
 
     @property
     def open_loop(self) -> bool:
@@ -29,7 +32,9 @@ class _Workload(_Arrivals):
     requests: PositiveInt
     """Measured requests a round; the cold burst comes on top."""
     api: Literal["completions", "chat"] = "completions"
+    """completions sends token ids, so that lengths are exact; chat goes through the chat template."""
     request_timeout: Duration = 300.0
+    """A request that takes longer has failed."""
 
     @model_validator(mode="after")
     def _one_arrival(self) -> _Workload:
