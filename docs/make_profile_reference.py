@@ -1,0 +1,163 @@
+"""Writes docs/profile.md from the profile's own classes: names, types, defaults and their docstrings.
+
+python docs/make_profile_reference.py            # write it
+python docs/make_profile_reference.py --check    # exit 1 when it is not current
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import sys
+import textwrap
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from tuner.domain import profile, workload
+from tuner.domain.candidate import Scalar
+from tuner.domain.measurement import metric_names
+from tuner.domain.units import Duration, TokenRange
+
+TARGET = Path(__file__).resolve().parent / "profile.md"
+ORDER: tuple[tuple[type[BaseModel], str], ...] = (
+    (profile.Profile, "The profile"),
+    (profile.Hardware, "`hardware`"),
+    (profile.EngineSpec, "`engine`"),
+    (workload.SharedPrefixWorkload, "`workload` with `kind: shared-prefix`"),
+    (workload.MixedWorkload, "`workload` with `kind: mixed`"),
+    (workload.WorkloadClass, "A class of a mixed load"),
+    (workload.TraceWorkload, "`workload` with `kind: trace`"),
+    (workload.PromptsWorkload, "`workload` with `kind: prompts`"),
+    (profile.KnobRange, "A range in `space`"),
+    (profile.Objective, "`objective`"),
+    (profile.Budget, "`budget`"),
+)
+PLAIN = {int: "whole number", float: "number", str: "text", bool: "true or false", type(None): "null"}
+HEAD = """<!-- Made by docs/make_profile_reference.py from the schema; do not edit. -->
+# Profile reference
+
+A profile is a YAML file; `chunktune sweep PROFILE` takes a path or the name of a file in `profiles/`. An unknown or
+misspelt key is an error that names the nearest known one and the line. Sizes are tokens, durations carry a unit
+(`250ms`, `90s`, `20m`, `2h`), a pair `[low, high]` of tokens is a uniform range. `--set dotted.key=value` overrides a
+field.
+
+"""
+SPACE = """## `space`
+
+Knobs by vLLM's own names in snake case (see [knobs.md](knobs.md)), each a list of values or a range. Names are checked
+against the installed vLLM before the first trial. `max_num_batched_tokens` has to be a multiple of the block size.
+`reuse_budget` takes {budget}, each a list or a range, for the scheduler plug-in.
+
+"""
+METRICS = """## Metrics that an objective or a constraint may name
+
+{metrics}. Besides these, `groups.<class>.p50` and so on for the classes of a mixed load. See [metrics.md](metrics.md).
+"""
+
+
+def page() -> str:
+    """The whole reference."""
+    parts = [HEAD]
+    for model, title in ORDER:
+        parts.append(_section(model, title))
+        if model is workload.PromptsWorkload:
+            parts.append(SPACE.format(budget=", ".join(f"`{name}`" for name in profile.BUDGET_KNOBS)))
+    names = ", ".join(f"`{name}`" for name in metric_names())
+    parts.append(METRICS.format(metrics=textwrap.fill(names, 118, break_on_hyphens=False)))
+    return "".join(parts)
+
+
+def _section(model: type[BaseModel], title: str) -> str:
+    told = _docstrings(model)
+    hints = get_type_hints(model, include_extras=True)
+    lines = [f"## {title}\n\n{_paragraphs(model)}\n\n| key | value | default | |\n|---|---|---|---|\n"]
+    for name, field in model.model_fields.items():
+        lines.append(f"| `{name}` | {_type(hints[name])} | {_default(field)} | {told.get(name, '')} |\n")
+    return "".join(lines) + "\n"
+
+
+def _paragraphs(model: type[BaseModel]) -> str:
+    text = inspect.cleandoc(model.__doc__ or "")
+    return "\n\n".join(" ".join(part.split()) for part in text.split("\n\n"))
+
+
+def _docstrings(model: type[BaseModel]) -> dict[str, str]:
+    """The string under each field, of the class and those it inherits from."""
+    found: dict[str, str] = {}
+    for base in reversed([b for b in model.__mro__ if issubclass(b, BaseModel) and b.__module__.startswith("tuner.")]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for field, text in zip(body.body, body.body[1:], strict=False):
+            told = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
+            if told and isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
+                found[field.target.id] = " ".join(str(text.value.value).split())
+    return found
+
+
+def _type(hint: Any) -> str:
+    if hint == Duration:
+        return "duration"
+    if hint == TokenRange:
+        return "tokens, or `[low, high]`"
+    if hint == profile.ConstraintText:
+        return "comparison, such as `itl_ms.p99 <= 80`"
+    if hint == Scalar:
+        return "number, text, true, false or null"
+    if hint == workload.Workload:
+        return "one of the kinds below"
+    if hint == profile.KnobSpec:
+        return "list of values, or a range"
+    if get_origin(hint) is Annotated:
+        return _type(get_args(hint)[0]) + _bounds(get_args(hint)[1:])
+    if get_origin(hint) is Literal:
+        return " or ".join(f"`{value}`" for value in get_args(hint))
+    if get_origin(hint) in (Union, types.UnionType):
+        return ", or ".join(_type(arg) for arg in get_args(hint) if arg is not type(None))
+    if get_origin(hint) is list:
+        return f"list of {_type(get_args(hint)[0])}"
+    if get_origin(hint) is dict:
+        return f"mapping of names to: {_type(get_args(hint)[1])}"
+    if isinstance(hint, type) and issubclass(hint, BaseModel):
+        return "a class, see below" if hint is workload.WorkloadClass else "see below"
+    return PLAIN[hint]
+
+
+def _bounds(metadata: tuple[Any, ...]) -> str:
+    words = []
+    for constraint in metadata:
+        if getattr(constraint, "gt", None) is not None:
+            words.append(f" above {constraint.gt:g}")
+        if getattr(constraint, "ge", None) is not None:
+            words.append(f" from {constraint.ge:g}")
+    return "".join(words)
+
+
+def _default(field: Any) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined or value is None or value in ({}, [], "") or isinstance(value, BaseModel):
+        return ""
+    duration = any("duration" in getattr(getattr(m, "func", None), "__name__", "") for m in field.metadata)
+    if isinstance(value, list):
+        return f"`[{', '.join(map(str, value))}]`"
+    return f"`{value:g}s`" if duration else f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is not current")
+    if parser.parse_args().check:
+        current = TARGET.exists() and TARGET.read_text(encoding="utf-8") == page()
+        return 0 if current else 1
+    TARGET.write_text(page(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
