@@ -1,0 +1,130 @@
+"""The start-up check against stand-ins: what is missing is named in one line."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tuner.scheduler.handles import HandleError, check_classes, check_scheduler
+
+
+class Scheduler:
+    def schedule(self, throttle_prefills: bool = False) -> None: ...
+
+    def add_request(self, request: Any) -> None: ...
+
+    def finish_requests(self, request_ids: Any, finished_status: Any) -> None: ...
+
+    def shutdown(self) -> None: ...
+
+    def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
+        return num_new_tokens
+
+
+class Request:
+    def __init__(self) -> None:
+        self.request_id = ""
+        self.status = 0
+        self.block_hashes: list[bytes] = []
+        self.is_prefill_chunk = self.skip_reading_prefix_cache = False
+        self.num_computed_tokens = self.num_preemptions = self.num_prompt_tokens = 0
+
+
+class Block:
+    def __init__(self, ref_cnt: int = 0, next_free_block: Any = None) -> None: ...
+
+    @property
+    def block_hash(self) -> bytes | None:
+        return None
+
+
+def built(**changes: Any) -> SimpleNamespace:
+    queue = SimpleNamespace(
+        append=None, remove=None, num_free_blocks=0, fake_free_list_head=SimpleNamespace(next_free_block=None)
+    )
+    pool = SimpleNamespace(
+        cached_block_hash_to_block=SimpleNamespace(get_one_block=None),
+        free_block_queue=queue,
+        get_usage=None,
+        num_gpu_blocks=1,
+    )
+    return SimpleNamespace(
+        **{
+            "block_size": 16,
+            "kv_cache_manager": SimpleNamespace(block_pool=pool),
+            "max_num_active_reqs": 1,
+            "max_num_scheduled_tokens": 1,
+            "num_waiting_for_streaming_input": 0,
+            "requests": {},
+            "running": [],
+            "scheduler_config": SimpleNamespace(long_prefill_token_threshold=0),
+            "waiting": SimpleNamespace(prepend_requests=None, remove_requests=None),
+            "kv_cache_config": SimpleNamespace(kv_cache_groups=[0]),
+        }
+        | changes
+    )
+
+
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.0rc1"])
+def test_a_vllm_with_everything_passes(version: str) -> None:
+    check_classes(version, Scheduler, Request, Block)
+    check_scheduler(built())
+
+
+@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.32.0", "dev"])
+def test_another_version_is_refused_by_name(version: str) -> None:
+    with pytest.raises(HandleError, match=version) as refused:
+        check_classes(version, Scheduler, Request, Block)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["schedule", "add_request", "finish_requests", "shutdown", "_reserve_prefill_lookahead"]
+)
+def test_a_missing_method_is_named(name: str) -> None:
+    methods = {key: value for key, value in vars(Scheduler).items() if key != name and not key.startswith("__")}
+    with pytest.raises(HandleError, match=name):
+        check_classes("0.32.0", type("Scheduler", (), methods), Request, Block)
+
+
+def test_a_method_with_other_parameters_is_named_with_them() -> None:
+    class Changed(Scheduler):
+        def finish_requests(self, ids: Any, status: Any) -> None: ...  # type: ignore[override]
+
+    with pytest.raises(HandleError, match=r"Changed.finish_requests takes \(ids, status\)"):
+        check_classes("0.32.0", Changed, Request, Block)
+
+
+def test_a_request_or_block_without_a_field_is_named() -> None:
+    class Bare:
+        def __init__(self) -> None:
+            self.request_id = ""
+
+    with pytest.raises(HandleError, match="Bare has no block_hashes"):
+        check_classes("0.32.0", Scheduler, Bare, Block)
+    with pytest.raises(HandleError, match="Bare has no block_hash"):
+        check_classes("0.32.0", Scheduler, Request, Bare)
+
+
+def test_a_missing_handle_is_named_with_its_path() -> None:
+    with pytest.raises(HandleError, match=r"no kv_cache_manager\.block_pool"):
+        check_scheduler(built(kv_cache_manager=SimpleNamespace()))
+    with pytest.raises(HandleError, match=r"no waiting\.prepend_requests"):
+        check_scheduler(built(waiting=SimpleNamespace(remove_requests=None)))
+
+
+@pytest.mark.parametrize("groups", [0, 2])
+def test_a_model_with_several_kinds_of_cache_is_refused(groups: int) -> None:
+    with pytest.raises(HandleError, match=f"this model has {groups}"):
+        check_scheduler(built(kv_cache_config=SimpleNamespace(kv_cache_groups=[0] * groups)))
+
+
+def test_the_class_is_only_loaded_when_asked_for() -> None:
+    import tuner.scheduler
+
+    assert "vllm" not in sys.modules
+    with pytest.raises(AttributeError, match="no attribute 'Other'"):
+        _ = tuner.scheduler.Other
