@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -90,3 +91,13 @@ pip install x
         Block(23, "make test", "a make target, run by continuous integration itself", 0),
         Block(27, "pip install x", "for a GPU node", 0),
     ]
+
+
+def test_the_claims_page_has_the_measured_tables() -> None:
+    from benchmarks.claims import fill
+
+    page = ROOT / "docs" / "claims.md"
+    results = ROOT / "benchmarks" / "claims.json"
+    known = json.loads(results.read_text()) if results.exists() else {}
+    text = page.read_text(encoding="utf-8")
+    assert fill(text, known) == text, "run: python benchmarks/claims.py --docs docs/claims.md"
