@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 
 from tuner.domain.measurement import Interval, Measurement, metric
 from tuner.domain.observation import RoundObservation
 from tuner.measure.bootstrap import DRAWS, RoundValue, interval, median_draws, seed_of, stretch, units
-from tuner.measure.samples import Sample, samples
+from tuner.measure.samples import Samples
 
 
 @dataclass(frozen=True)
@@ -33,25 +32,10 @@ class Change:
         return None if self.ci95 is None else not self.ci95[0] <= 0.0 <= self.ci95[1]
 
 
-class RoundSamples:
-    """The requests of a round, sorted out once and asked for many metrics."""
-
-    def __init__(self, observation: RoundObservation) -> None:
-        self._observation = observation
-
-    @cached_property
-    def _all(self) -> dict[str, Sample]:
-        return samples(self._observation)
-
-    def get(self, latency: str) -> Sample | None:
-        """None for a metric that is not made of requests' values."""
-        return self._all.get(latency)
-
-
 def round_values(
     rounds: Sequence[Measurement],
     path: str,
-    requests: Sequence[RoundSamples] | None = None,
+    requests: Sequence[Samples] | None = None,
     starts: Sequence[int] | None = None,
 ) -> list[RoundValue]:
     """The rounds that count and have this metric; `requests` and `starts` run parallel to `rounds`."""
@@ -88,8 +72,8 @@ def relative_change(
     return change_between(before, after, path)
 
 
-def _sorted_out(observations: Sequence[RoundObservation] | None) -> list[RoundSamples] | None:
-    return None if observations is None else [RoundSamples(o) for o in observations]
+def _sorted_out(observations: Sequence[RoundObservation] | None) -> list[Samples] | None:
+    return None if observations is None else [Samples(o) for o in observations]
 
 
 def change_between(before: Sequence[RoundValue], after: Sequence[RoundValue], path: str) -> Change:

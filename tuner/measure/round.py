@@ -20,7 +20,7 @@ from tuner.domain.profile import Constraint
 from tuner.measure.goodput import is_good, request_limits
 from tuner.measure.notes import deltas_warning, no_hits_note, prefix_note, sample_warning
 from tuner.measure.percentiles import latency
-from tuner.measure.samples import measured, reports_cache, samples
+from tuner.measure.samples import Samples, measured, reports_cache
 from tuner.measure.wave import wave_warning
 
 _WHY_NONE = {
@@ -59,15 +59,16 @@ def measure_round(
     values: dict[str, Any] = {}
     groups: dict[str, Latency] = {}
 
-    found = samples(observation)
+    found = Samples(observation)
     for name, why in _WHY_NONE.items():
         sample = found.get(name)
         values[name] = None if sample is None else latency(sample.values)
         if values[name] is None:
             unmeasured[name] = why if sample is not None else _NO_CACHE_REPORT
-    for name, sample in found.items():
-        if name.startswith("groups.") and (group := latency(sample.values)) is not None:
-            groups[name.removeprefix("groups.")] = group
+    for name in found.groups:
+        sample = found.get(f"groups.{name}")
+        if sample is not None and (group := latency(sample.values)) is not None:
+            groups[name] = group
 
     values |= _throughput(observation, requests, constraints, unmeasured)
     for name in _COUNTED:

@@ -53,28 +53,56 @@ def _each(values: Sequence[float | None]) -> Sample:
     return Sample(np.array([v for v in values if v is not None], dtype=np.float64))
 
 
-def samples(observation: RoundObservation) -> dict[str, Sample]:
-    """Every latency of a round by its name; failed requests are in none of them.
+class Samples:
+    """The latencies of a round by name, each sorted out when it is first asked for.
 
-    `groups.<class>` holds the TTFT of one class. The split by cache is left out where the server
-    does not report cached tokens.
+    Failed requests are in none of them.
     """
-    good = [r for r in measured(observation) if r.ok]
-    values = {
-        "ttft_ms": _ttfts(good),
-        "cold_ttft_ms": _ttfts(cold(observation)),
-        "itl_ms": _gaps(good),
-        "tpot_ms": _each([r.tpot_ms for r in good]),
-        "e2e_ms": _each([r.e2e_ms for r in good]),
-        "answer_ttft_ms": _answers(good),
-    }
-    if reports_cache(observation.records):
-        shares = [(r, cached_share(r)) for r in good]
-        values["ttft_cached_ms"] = _ttfts(r for r, share in shares if share is not None and share >= 0.5)
-        values["ttft_uncached_ms"] = _ttfts(r for r, share in shares if share is not None and share < 0.5)
-    for name in sorted({r.group for r in good if r.group}):
-        values[f"groups.{name}"] = _ttfts(r for r in good if r.group == name)
-    return values
+
+    def __init__(self, observation: RoundObservation) -> None:
+        self._observation = observation
+        self._good = [r for r in measured(observation) if r.ok]
+        self._known: dict[str, Sample | None] = {}
+
+    @property
+    def groups(self) -> list[str]:
+        """Names of the classes that requests belong to."""
+        return sorted({r.group for r in self._good if r.group})
+
+    def get(self, name: str) -> Sample | None:
+        """A latency such as `ttft_ms`, or `groups.<class>` for the TTFT of one class.
+
+        None for a name that is no latency, and for the split by cache where the server does not
+        report cached tokens.
+        """
+        if name not in self._known:
+            self._known[name] = self._sort_out(name)
+        return self._known[name]
+
+    def _sort_out(self, name: str) -> Sample | None:
+        good = self._good
+        match name:
+            case "ttft_ms":
+                return _ttfts(good)
+            case "cold_ttft_ms":
+                return _ttfts(cold(self._observation))
+            case "ttft_cached_ms" | "ttft_uncached_ms":
+                if not reports_cache(self._observation.records):
+                    return None
+                shares = [(r, cached_share(r)) for r in good]
+                wanted = name == "ttft_cached_ms"
+                return _ttfts(r for r, share in shares if share is not None and (share >= 0.5) is wanted)
+            case "itl_ms":
+                return _gaps(good)
+            case "tpot_ms":
+                return _each([r.tpot_ms for r in good])
+            case "e2e_ms":
+                return _each([r.e2e_ms for r in good])
+            case "answer_ttft_ms":
+                return _answers(good)
+        if name.startswith("groups."):
+            return _ttfts(r for r in good if r.group == name.removeprefix("groups."))
+        return None
 
 
 def _gaps(good: Sequence[RequestRecord]) -> Sample:

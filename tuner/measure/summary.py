@@ -22,9 +22,10 @@ from tuner.domain.measurement import (
 )
 from tuner.domain.observation import RoundObservation
 from tuner.measure.bootstrap import DRAWS, RoundValue, interval, median_draws, redraw, seed_of, stretch, units
-from tuner.measure.change import RoundSamples, round_values
+from tuner.measure.change import round_values
 from tuner.measure.notes import sample_warning
 from tuner.measure.percentiles import latency
+from tuner.measure.samples import Samples
 
 _LATENCY_FIELDS = (*LATENCIES, "answer_ttft_ms")
 _WORST = ("failed_requests", "oom_events")
@@ -71,14 +72,14 @@ def summarize(rounds: Sequence[Measurement], observations: Sequence[RoundObserva
         reasons = sorted({one.void or "" for one in rounds}) or ["no round was driven"]
         return Summary(Measurement(void=f"no round counts: {'; '.join(reasons)}"), warnings=["no round counts"])
     counted = [rounds[i] for i in kept]
-    requests = [RoundSamples(observations[i]) for i in kept] if observations else None
+    requests = [Samples(observations[i]) for i in kept] if observations else None
     pooled = _pool(requests) if requests else {}
     warnings = _warnings(rounds, counted, requests, pooled)
     median = _median(counted)
     return Summary(median.model_copy(update={"warnings": warnings}), pooled, _intervals(counted, requests), warnings)
 
 
-def _pool(requests: Sequence[RoundSamples]) -> dict[str, Latency]:
+def _pool(requests: Sequence[Samples]) -> dict[str, Latency]:
     pooled = {}
     for name in _LATENCY_FIELDS:
         parts = [sample.values for one in requests if (sample := one.get(name)) is not None]
@@ -168,7 +169,7 @@ def _worst_client(clients: Sequence[Client]) -> Client:
     )
 
 
-def _intervals(rounds: Sequence[Measurement], requests: Sequence[RoundSamples] | None) -> Ci95:
+def _intervals(rounds: Sequence[Measurement], requests: Sequence[Samples] | None) -> Ci95:
     paths = [p for p in metric_names() if not p.endswith(".n") and p not in _WHOLE]
     paths += [
         f"groups.{name}.{stat}" for name in sorted({g for r in rounds for g in r.groups}) for stat in ("p50", "p90")
@@ -196,7 +197,7 @@ def metric_interval(rounds: Sequence[RoundValue], path: str) -> Interval | None:
 def _warnings(
     rounds: Sequence[Measurement],
     counted: Sequence[Measurement],
-    requests: Sequence[RoundSamples] | None,
+    requests: Sequence[Samples] | None,
     pooled: dict[str, Latency],
 ) -> list[str]:
     notes = [f"{len(rounds) - len(counted)} of {len(rounds)} rounds are void"] if len(counted) < len(rounds) else []

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import psutil
 
 from tuner.domain.observation import MemorySample
-from tuner.telemetry.source import SourceName
+from tuner.telemetry.source import SourceName, Tree
 
 DEVICE = "host"
 
@@ -22,16 +22,16 @@ class HostSource:
     name: SourceName = "host"
 
     def __init__(self, pids: Callable[[], list[int]], reason: str = "") -> None:
-        """`pids` gives the whole tree at each look; `reason` says why this is not NVML."""
+        """`pids` gives the whole tree; `reason` says why this is not NVML."""
         self.reason = reason
-        self._pids = pids
+        self._tree = Tree(pids)
         self._processes: dict[int, psutil.Process] = {}
 
     def open(self) -> None:
         pass
 
     def sample(self, at_s: float) -> list[MemorySample]:
-        sizes = [size for pid in self._pids() if (size := self._resident(pid)) is not None]
+        sizes = [size for pid in self._tree.at(at_s) if (size := self._resident(pid)) is not None]
         return [MemorySample(at_s, DEVICE, sum(sizes))] if sizes else []
 
     def _resident(self, pid: int) -> int | None:

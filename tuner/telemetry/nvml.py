@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.domain.observation import MemorySample
-from tuner.telemetry.source import SourceError, SourceName
+from tuner.telemetry.source import SourceError, SourceName, Tree
 
 
 def load_pynvml() -> Any:
@@ -60,7 +60,7 @@ class NvmlSource:
         """
         self.reason = ""
         self._asked = device_uuids
-        self._pids = pids
+        self._tree = Tree(pids) if pids is not None else None
         self._environment = os.environ if environment is None else environment
         self._nvml: Any = None
         self._handles: dict[str, Any] = {}
@@ -99,14 +99,14 @@ class NvmlSource:
         nvml = self._nvml
         if nvml is None:
             return []
-        mine = set(self._pids()) if self._pids is not None else set()
+        mine = set(self._tree.at(at_s)) if self._tree is not None else set()
         samples = []
         for uuid, handle in self._handles.items():
             used = self._ask("memory", uuid, nvml.nvmlDeviceGetMemoryInfo, handle)
             if used is None:
                 continue
             share = self._ask("utilization", uuid, nvml.nvmlDeviceGetUtilizationRates, handle)
-            running = self._ask("processes", uuid, nvml.nvmlDeviceGetComputeRunningProcesses, handle)
+            running = self._ask("processes", uuid, nvml.nvmlDeviceGetComputeRunningProcesses, handle) if mine else []
             busy = None if share is None else share.gpu / 100
             samples.append(MemorySample(at_s, uuid, int(used.used), busy, _bytes_of(running or [], mine)))
         return samples

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, Protocol
 
 from tuner.domain.observation import MemorySample
@@ -12,6 +12,27 @@ SourceName = Literal["nvml", "host", "simulated", "unavailable"]
 
 class SourceError(Exception):
     """A source cannot be opened; the text is the reason that is shown."""
+
+
+TREE_EVERY_S = 1.0
+
+
+class Tree:
+    """The engine's process tree, looked up once a second: each look-up reads all of /proc.
+
+    At every sample it would compete with the client for the interpreter; workers live for the whole run.
+    """
+
+    def __init__(self, pids: Callable[[], list[int]]) -> None:
+        self._pids = pids
+        self._known: list[int] = []
+        self._looked_s: float | None = None
+
+    def at(self, at_s: float) -> list[int]:
+        """The pids as of at most a second before `at_s`."""
+        if self._looked_s is None or not 0 <= at_s - self._looked_s < TREE_EVERY_S:
+            self._known, self._looked_s = self._pids(), at_s
+        return self._known
 
 
 class MemorySource(Protocol):

@@ -117,6 +117,11 @@ def test_limits_become_limits_on_each_request(make, limits: tuple[str, ...], sha
     assert make.measure(make.observe(records), *limits).goodput_share == pytest.approx(share)
 
 
+@pytest.mark.parametrize(("ttft_ms", "good"), [(279.9, 1.0), (280.5, 0.0)])
+def test_a_limit_is_met_up_to_its_value(make, ttft_ms: float, good: float) -> None:
+    assert make.measure(make.observe([make.request(0, ttft_ms)]), "ttft_ms.p99 <= 280").goodput_share == good
+
+
 @pytest.mark.parametrize("limits", [(), ("failed_requests == 0",), ("cold_ttft_ms.p90 <= 400",), ("ttft_ms.p50 >= 3",)])
 def test_without_a_latency_limit_goodput_is_null(make, limits: tuple[str, ...]) -> None:
     found = make.measure(make.observe([make.request(0, 80.0)]), *limits)

@@ -5,6 +5,7 @@ import pytest
 from tuner.clock import FakeClock
 from tuner.domain.observation import MemorySample
 from tuner.telemetry import Sampler, SourceError, Unavailable
+from tuner.telemetry.source import Tree
 
 
 class Scripted:
@@ -83,3 +84,9 @@ def test_a_sampler_that_never_ran_stops_without_ado() -> None:
 def test_the_interval_is_above_0(interval_s: float) -> None:
     with pytest.raises(ValueError, match="above 0"):
         Sampler(Scripted(), interval_s)
+
+
+def test_the_process_tree_is_looked_up_once_a_second() -> None:
+    trees = [[1], [1, 2], [1, 3]]
+    tree = Tree(lambda: trees.pop(0))
+    assert [tree.at(at_s) for at_s in (10.0, 10.1, 10.9, 11.0, 11.5, 12.1)] == [[1], [1], [1], [1, 2], [1, 2], [1, 3]]
