@@ -48,7 +48,7 @@ class OurOwnError(Exception):
 
 def spec_for(way: str, folder: Path) -> LaunchSpec:
     return LaunchSpec(
-        launcher=(str(FAKE),),
+        launcher=(sys.executable, str(FAKE)),
         kind="vllm",
         model="fake/model",
         args={"max_num_batched_tokens": 512},

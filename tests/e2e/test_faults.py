@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -15,7 +16,8 @@ from typing import Any
 
 import pytest
 
-FAKE = Path(__file__).parents[1] / "fakes" / "fake_vllm.py"
+FAKE = shlex.join([sys.executable, str(Path(__file__).parents[1] / "fakes" / "fake_vllm.py")])
+"""By our own Python: a `python3` on PATH may be a shim that takes long."""
 PROFILE = """
 version: 1
 name: faults
@@ -37,6 +39,8 @@ budget: {trials: 2}
 """
 STEADY = {"ttft_ms": 40, "token_ms": 4}
 """Slow enough that a busy test machine is no limit to the client."""
+ATTEMPTS = 3
+"""A round that a busy test machine could not drive in time is void, and says nothing about the fault."""
 CHUNKED = {"with_option": "max-num-batched-tokens"}
 """A fault of candidates only: the untouched configuration names no chunk."""
 LARGE = {**CHUNKED, "chunk_above": 400}
@@ -149,8 +153,8 @@ FAULTS = [
         3,
         {0: ("startup_timeout", "engine_failed"), 1: ("startup_timeout", "engine_failed")},
         2,
-        "not ready after 1 s",
-        ("engine.startup_timeout=1s",),
+        "not ready after 4 s",
+        ("engine.startup_timeout=4s",),
     ),
     Fault(
         "the reason stands 300 lines above",
@@ -205,15 +209,11 @@ FAULTS = [
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda f: f.name)
 def test_fault(fault: Fault, tmp_path: Path) -> None:
-    profile = tmp_path / "faults.yaml"
-    profile.write_text(PROFILE)
-    script = {"state": str(tmp_path / "state"), **STEADY, **fault.script}
-    command = [sys.executable, "-m", "tuner", "sweep", str(profile), "--vllm", str(FAKE), "--out", str(tmp_path)]
-    command += ["--quiet", *(word for given in fault.overrides for word in ("--set", given))]
-    env = {**os.environ, "FAKE_VLLM": json.dumps(script), "CHUNKTUNE_TEST_MARK": str(tmp_path)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
-    left = alive(tmp_path)
-    trials = read_trials(tmp_path / "faults")
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / str(attempt)
+        done, trials = play(fault, folder)
+        if not any(t["cause"] == "client_limited" for t in trials):
+            break
     said = done.stderr + "".join(t["message"] or "" for t in trials)
     assert done.returncode == fault.exit_code, said
     assert "Traceback" not in done.stderr
@@ -223,9 +223,22 @@ def test_fault(fault: Fault, tmp_path: Path) -> None:
         assert trial["mend"] or state in ("completed", "load_failed")
     assert fault.words in said
     if fault.launches is not None:
-        counted = tmp_path / "state" / "starts"
+        counted = folder / "state" / "starts"
         assert (counted.stat().st_size if counted.exists() else 0) == fault.launches
-    assert left == []
+
+
+def play(fault: Fault, folder: Path) -> tuple[subprocess.CompletedProcess[str], list[dict[str, Any]]]:
+    """The sweep with this fault, which leaves no process, whatever became of it."""
+    folder.mkdir()
+    profile = folder / "faults.yaml"
+    profile.write_text(PROFILE)
+    script = {"state": str(folder / "state"), **STEADY, **fault.script}
+    command = [sys.executable, "-m", "tuner", "sweep", str(profile), "--vllm", FAKE, "--out", str(folder)]
+    command += ["--quiet", *(word for given in fault.overrides for word in ("--set", given))]
+    env = {**os.environ, "FAKE_VLLM": json.dumps(script), "CHUNKTUNE_TEST_MARK": str(folder)}
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+    assert alive(folder) == []
+    return done, read_trials(folder / "faults")
 
 
 def read_trials(study: Path) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ def serve(tmp_path: Path) -> Serve:
     @asynccontextmanager
     async def start(args: dict[str, Any] | None = None, **script: Any) -> AsyncIterator[RunningEngine]:
         spec = LaunchSpec(
-            launcher=(str(FAKE),),
+            launcher=(sys.executable, str(FAKE)),
             kind="vllm",
             model="fake/model",
             args=args or {},

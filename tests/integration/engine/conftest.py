@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ def make_spec(tmp_path: Path) -> MakeSpec:
         args: dict[str, Any] | None = None,
         timeout_s: float = 20.0,
         term_wait_s: float = 0.4,
-        launcher: tuple[str, ...] = (str(FAKE),),
+        launcher: tuple[str, ...] = (sys.executable, str(FAKE)),
         **script: Any,
     ) -> LaunchSpec:
         return LaunchSpec(

@@ -13,7 +13,7 @@ from tuner.engine.launch import LaunchSpec, launched
 async def main() -> None:
     given = json.loads(sys.argv[1])
     spec = LaunchSpec(
-        launcher=(given["fake"],),
+        launcher=(sys.executable, given["fake"]),
         kind="vllm",
         model="fake/model",
         args={},
