@@ -100,9 +100,6 @@ class SweepView:
     def round_progress(self, done: int, total: int) -> None:
         """Requests finished out of those that this round sends; cheap enough for every request."""
         self._round = (done, total)
-        if done >= total > 0:
-            took = self._clock.monotonic_s() - self._stage_from_s
-            self._event(f"  {total} requests in {format_duration(took)}")
 
     def trial_finished(self, trial: Trial) -> None:
         self._enter_stage(None)
@@ -154,7 +151,10 @@ class SweepView:
     def _enter_stage(self, text: str | None) -> None:
         now = self._clock.monotonic_s()
         if self._stage is not None:
-            self._stage_history.setdefault(self._stage, []).append(now - self._stage_from_s)
+            took = now - self._stage_from_s
+            self._stage_history.setdefault(self._stage, []).append(took)
+            if self._round is not None:
+                self._event(f"  {self._stage}: {self._round[1]} requests in {format_duration(took)}")
         self._stage, self._stage_from_s, self._round = text, now, None
 
     def _event(self, text: str, *, even_quiet: bool = False) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.domain.measurement import higher_is_better, metric
-from tuner.domain.outcome import Summary, TableRow, Trial
+from tuner.domain.outcome import StudyFile, Summary, TableRow, Trial
 from tuner.domain.units import format_duration
 from tuner.report.answer import (
     STATE_WORDS,
@@ -118,6 +118,7 @@ class Page:
     simulated: bool
     answer: Answer
     command: str
+    needs_plugin: bool
     engine: str
     advice: Sequence[str]
     compared: Sequence[Comparison]
@@ -154,7 +155,8 @@ def make_page(data: ReportData) -> Page:
         created_at=study.created_at,
         simulated=summary.simulated or study.simulated,
         answer=said,
-        command=_shell(copyable_command(said.winner)) if said.winner else "",
+        command=_shell(copyable_command(said.winner), _environment(study)) if said.winner else "",
+        needs_plugin=said.winner is not None and said.winner.reuse_budget is not None,
         engine=describe_engine(study),
         advice=[sentence(a) for a in advice_beside_failures(summary, found)],
         compared=_comparisons(data),
@@ -200,11 +202,19 @@ def _stamped(figure: Figure) -> Figure:
     return replace(figure, layout=layout) if figure.traces else figure
 
 
-def _shell(words: Sequence[str]) -> str:
-    """A command over several lines, an option a line, safe to paste."""
-    lines: list[str] = []
+def _environment(study: StudyFile) -> dict[str, str]:
+    """The engine's environment as the profile has it."""
+    engine = study.profile.get("engine")
+    env = engine.get("env") if isinstance(engine, dict) else None
+    return {str(k): str(v) for k, v in env.items() if str(k).isidentifier()} if isinstance(env, dict) else {}
+
+
+def _shell(words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """A command over several lines, a variable or an option a line, safe to paste."""
+    lines = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
+    start = len(lines)
     for word in words:
-        if word.startswith("--") or not lines:
+        if word.startswith("--") or len(lines) == start:
             lines.append(shlex.quote(word))
         else:
             lines[-1] += f" {shlex.quote(word)}"

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import re
+from dataclasses import replace
 from functools import cache
 from html.parser import HTMLParser
 
@@ -10,6 +11,7 @@ import pytest
 
 from tests.fakes import studies
 from tuner.report.html import render, unbroken
+from tuner.report.page import make_page
 
 
 class Outline(HTMLParser):
@@ -113,6 +115,21 @@ def test_a_thousand_trials_stay_foldable() -> None:
     assert "1000 trials" in text
     opened = [a for t, a in page.elements if t == "details" and "open" in a]
     assert opened == []
+
+
+def test_the_command_is_ready_to_paste() -> None:
+    data = studies.normal()
+    profile = {**data.study.profile, "engine": {"env": {"HF_HOME": "/big models", "x y": "1"}}}
+    study = data.study.model_copy(update={"profile": profile})
+    summary = studies.summary_of(study, data.trials, 11)
+    page = make_page(replace(data, study=study, summary=summary))
+    assert page.command.split(" \\\n  ")[:3] == [
+        "HF_HOME='/big models'",
+        "vllm serve meta-llama/Llama-3.1-70B-Instruct",
+        "--tensor-parallel-size=4",
+    ]
+    assert page.needs_plugin
+    assert not make_page(data).needs_plugin
 
 
 def test_the_same_study_gives_the_same_bytes() -> None:

@@ -39,7 +39,7 @@ def test_without_a_terminal_every_event_is_one_line() -> None:
     assert lines[0] == "study: 4 trials"
     assert lines[1] == "[1/4] trial 0, stock: started"
     assert "  starting the engine" in lines
-    assert "  232 requests in 20 s" in lines
+    assert "  round 1 of 3: 232 requests in 20 s" in lines
     assert any(
         line.startswith("[2/4] trial 1, stock: TTFT P90 1") and line.endswith("3 min 00 s left") for line in lines
     )
