@@ -90,20 +90,7 @@ def _read(exchange: Exchange, reports_cached_tokens: bool, secret: str | None) -
     other: list[bytes] = []
     failure = exchange.failure
     try:
-        for at_s, piece in zip(exchange.times, exchange.pieces, strict=True):
-            if raw and framer.between_chunks and parser.between_events:
-                data = _plain_event(piece)
-                if data is not None:
-                    reply.take_json(data, at_s)
-                    continue
-            body = framer.feed(piece) if raw else piece
-            if not body:
-                continue
-            if (framer.status if raw else exchange.status) != 200:
-                other.append(body)
-                continue
-            for event in parser.feed(body):
-                reply.take(event, at_s)
+        _take(exchange, framer, parser, reply, other)
     except FramingError as error:
         failure = failure or ("stream_error", f"the response breaks HTTP: {error}")
     reply.close()
@@ -132,6 +119,43 @@ def _read(exchange: Exchange, reports_cached_tokens: bool, secret: str | None) -
     return record
 
 
+def _take(exchange: Exchange, framer: Framer, parser: SseParser, reply: Reply, other: list[bytes]) -> None:
+    """Read every piece: the tokens into `reply`, the body of an error reply into `other`."""
+    raw = exchange.framer is not None
+    take_json = reply.take_json
+    between = False
+    for at_s, piece in zip(exchange.times, exchange.pieces, strict=True):
+        # Nearly every piece is exactly one chunk with one event on one line: told apart here, since this loop is
+        # most of what a token costs. Whatever looks otherwise takes the long way.
+        if between and piece.endswith(_PLAIN_TAIL):
+            end = piece.find(b"\r\n")
+            start = end + 2
+            last = len(piece)
+            if (
+                piece.startswith(_PLAIN_HEAD, start)
+                and piece.find(b"\n", start) == last - 4
+                and piece.find(b"\r", start) == last - 2
+                and _hex(piece[:end]) == last - start - 2
+            ):
+                take_json(piece[start + 6 : -4], at_s)
+                continue
+        body = framer.feed(piece) if raw else piece
+        if body:
+            if (framer.status if raw else exchange.status) == 200:
+                for event in parser.feed(body):
+                    reply.take(event, at_s)
+            else:
+                other.append(body)
+        between = raw and framer.between_chunks and parser.between_events
+
+
+def _hex(digits: bytes) -> int:
+    try:
+        return int(digits, 16)
+    except ValueError:
+        return -1
+
+
 def failure_of(
     status: int | None, reply: Reply, failure: tuple[str, str] | None, other: bytes, pending: bytes
 ) -> tuple[str, str] | None:
@@ -153,18 +177,3 @@ def failure_of(
     if not reply.token_times:
         return "no_token", "the stream ended without a single token"
     return None
-
-
-def _plain_event(piece: bytes) -> bytes | None:
-    """The JSON of a piece that is exactly one chunk with one single-line event; None for any other piece."""
-    if not piece.endswith(_PLAIN_TAIL) or piece.count(b"\n") != 4 or piece.count(b"\r") != 2:
-        return None
-    end = piece.find(b"\r\n")
-    start = end + 2
-    if not piece.startswith(_PLAIN_HEAD, start):
-        return None
-    try:
-        size = int(piece[:end], 16)
-    except ValueError:
-        return None
-    return piece[start + 6 : -4] if size == len(piece) - start - 2 else None

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 import resource
 import ssl
+import time
 from collections.abc import Callable
 from typing import Protocol, cast
 
-from tuner.clock import Clock
+from tuner.clock import Clock, SystemClock
 from tuner.load.exchange import Exchange
 from tuner.load.framing import Framer, FramingError
 from tuner.load.target import Target, split_address
@@ -49,13 +50,18 @@ class Carrier(Protocol):
 class Lane(asyncio.Protocol):
     """One connection, one request at a time."""
 
+    __slots__ = ("_exchange", "_framer", "_keep", "_lanes", "_note", "_now", "_quick", "_transport", "waited")
+
     def __init__(self, lanes: Lanes) -> None:
         self._lanes = lanes
         self._now = lanes.now
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._framer = Framer()
+        self._note: Callable[[float], None]
+        self._keep: Callable[[bytes], None]
         self._quick = False
+        """The response is chunked, and its head is read."""
         self.waited = False
         """It was open and idle before its request: the server may have closed it meanwhile."""
 
@@ -71,6 +77,8 @@ class Lane(asyncio.Protocol):
         assert framer is not None
         self._framer = framer
         self._quick = False
+        self._note = exchange.times.append
+        self._keep = exchange.pieces.append
         exchange.slot = self
         exchange.sent_s = self._now()
         body = exchange.request.body
@@ -81,8 +89,8 @@ class Lane(asyncio.Protocol):
         if exchange is None:
             self.drop()
             return
-        exchange.times.append(self._now())
-        exchange.pieces.append(data)
+        self._note(self._now())
+        self._keep(data)
         # A chunked response ends in an empty line behind the last chunk's own line end, so a piece of four
         # bytes or more that ends otherwise cannot be the last one.
         if self._quick and len(data) > 3 and not data.endswith(_MAYBE_LAST):
@@ -158,7 +166,8 @@ class Lanes:
         lines += [f"{name}: {value}" for name, value in target.headers.items()]
         self.head = ("\r\n".join(lines) + "\r\nContent-Length: ").encode("latin-1")
         self.on_end = on_end
-        self.now = clock.monotonic_s
+        # The system's clock without the detour, since every token asks it.
+        self.now = time.monotonic if isinstance(clock, SystemClock) else clock.monotonic_s
         self.idle: list[Lane] = []
         self._all: set[Lane] = set()
         self._opening: dict[asyncio.Task[None], Exchange] = {}

@@ -22,7 +22,10 @@ class Reply:
     """
 
     token_times: list[float] = field(default_factory=list)
-    first_answer_s: float | None = None
+    answer_s: float | None = None
+    """First delta of the answer itself, in a reply that has deltas of other kinds; see `first_answer_s`."""
+    deltas: bool = False
+    """It is a chat stream."""
     finished: bool = False
     """A finish reason was seen."""
     done: bool = False
@@ -57,7 +60,14 @@ class Reply:
         choices = message.get("choices")
         if choices:
             for choice in choices:
-                self._choice(choice, at_s)
+                text = choice.get("text")
+                if text:
+                    # The common case, not worth another call.
+                    self.token_times.append(at_s)
+                    if choice.get("finish_reason") is not None:
+                        self.finished = True
+                else:
+                    self._choice(choice, text, at_s)
         elif named_error:
             self.error = f"error event: {error_text(message) or _text(data)}"
             return
@@ -68,16 +78,13 @@ class Reply:
         if usage:
             self._usage(usage)
 
-    def _choice(self, choice: dict[str, Any], at_s: float) -> None:
+    def _choice(self, choice: dict[str, Any], text: str | None, at_s: float) -> None:
         reason = choice.get("finish_reason")
         if reason is not None:
             self.finished = True
-        text = choice.get("text")
         if text is not None:
-            if text or reason is None:
+            if reason is None:
                 self.token_times.append(at_s)
-                if self.first_answer_s is None:
-                    self.first_answer_s = at_s
             else:
                 self._bare_finish_s = at_s
             return
@@ -86,6 +93,7 @@ class Reply:
             if reason is not None:
                 self._bare_finish_s = at_s
             return
+        self.deltas = True
         content = delta.get("content")
         answer = bool(content or delta.get("tool_calls") or delta.get("function_call") or delta.get("refusal"))
         thought = delta.get("reasoning") or delta.get("reasoning_content")
@@ -98,8 +106,8 @@ class Reply:
         ):
             self.token_times.append(at_s)
             answer = content is not None and delta.get("reasoning") is None and delta.get("reasoning_content") is None
-        if answer and self.first_answer_s is None:
-            self.first_answer_s = at_s
+        if answer and self.answer_s is None:
+            self.answer_s = at_s
 
     def _usage(self, usage: dict[str, Any]) -> None:
         self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
@@ -113,9 +121,16 @@ class Reply:
         """The stream ended: settle whether the finishing delta carried the last token."""
         if self._bare_finish_s is not None and (self.output_tokens or 0) > len(self.token_times):
             if not self.token_times:
-                self.first_answer_s = self._bare_finish_s
+                self.answer_s = self._bare_finish_s
             self.token_times.append(self._bare_finish_s)
         self._bare_finish_s = None
+
+    @property
+    def first_answer_s(self) -> float | None:
+        """When the answer began: in a completion with its first token, in a chat perhaps after thinking."""
+        if self.deltas:
+            return self.answer_s
+        return self.token_times[0] if self.token_times else None
 
 
 def error_text(message: Any) -> str:
