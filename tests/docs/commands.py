@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,9 +56,10 @@ def pages(root: Path) -> list[Path]:
     return [root / "README.md", *sorted((root / "docs").glob("*.md"))]
 
 
-def _body(lines: enumerate[str] | object) -> list[str]:
+def _body(lines: Iterator[tuple[int, str]]) -> list[str]:
+    """Lines up to the closing fence; they are taken from `lines`."""
     body = []
-    for _, line in lines:  # type: ignore[attr-defined]
+    for _, line in lines:
         if line.startswith("```"):
             break
         body.append(line)

@@ -116,7 +116,8 @@ _PARTS = (
 def memory_by_chunk(data: ReportData) -> Figure:
     """The device's peak beside the parts that the engine tells apart."""
     title = "Memory over chunk size"
-    says = "The engine preallocates its KV pool, so the device's peak hardly moves; the parts tell chunk sizes apart."
+    says = "The engine preallocates its KV pool, so the device's peak hardly moves; the parts "
+    says += "tell chunk sizes apart. Bars, where there are any, span the rounds."
     trials = [t for t in plain_chunks(data) if t.median is not None and _has_memory(t.median.memory)]
     if not trials:
         return Figure("memory-by-chunk", title, says, absent="no memory figure for any chunk size")
@@ -148,6 +149,9 @@ def memory_by_chunk(data: ReportData) -> Figure:
         }
         for name, values in kept.items()
     ]
+    bars = _peak_spread(trials) if mode != "markers" else None
+    if bars and kept and traces[0]["name"] == "device peak":
+        traces[0]["error_y"] = {**bars, "color": INK}
     return Figure(
         "memory-by-chunk",
         title,
@@ -166,6 +170,22 @@ def peak_gib(trial: Trial) -> float | None:
     """The fullest device's peak."""
     peaks = None if trial.median is None else trial.median.memory.peak_bytes
     return max(peaks.values()) / GIB if peaks else None
+
+
+def _peak_spread(trials: list[Trial]) -> dict[str, object] | None:
+    """Error bars from the lowest to the highest round's peak; None when the rounds agree."""
+    above: list[float] = []
+    below: list[float] = []
+    for trial in trials:
+        peaks = [
+            max(r.memory.peak_bytes.values()) / GIB for r in trial.rounds if r.void is None and r.memory.peak_bytes
+        ]
+        middle = peak_gib(trial)
+        above.append(max(peaks) - middle if peaks and middle is not None else 0.0)
+        below.append(middle - min(peaks) if peaks and middle is not None else 0.0)
+    if not any(above) and not any(below):
+        return None
+    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.2, "width": 4}
 
 
 def _part_gib(trial: Trial, field: str) -> float | None:
