@@ -59,6 +59,8 @@ class Request:
     """Those of them that were planned before the last preemption."""
     blocks: list[int] = field(default_factory=list)
     keys: list[int] = field(default_factory=list)
+    in_chunks: bool = False
+    """Its last planned share did not reach the end of what is known of it (vLLM's `is_prefill_chunk`)."""
     remembered: int = 0
     """Blocks of this request that the prefix cache knows."""
     cached_tokens: int | None = None
@@ -75,10 +77,6 @@ class Request:
     @property
     def output_tokens(self) -> int:
         return len(self.tokens) - self.prompt_tokens
-
-    @property
-    def prefilling(self) -> bool:
-        return self.computed < self.prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,6 @@ class Step:
 
     parts: list[Part]
     shape: StepShape
-    preempted: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,8 +158,8 @@ class Policy(Protocol):
         """Starts to run for the first time."""
         ...
 
-    def after_step(self, core: Core, step: Step | None) -> None:
-        """The step is planned."""
+    def after_step(self, core: Core, step: Step | None, preempted: int) -> None:
+        """The step is planned; `preempted` requests gave way in it."""
         ...
 
 
@@ -183,7 +180,7 @@ class StockPolicy:
 
     def admitted(self, request: Request, cached_tokens: int) -> None: ...
 
-    def after_step(self, core: Core, step: Step | None) -> None: ...
+    def after_step(self, core: Core, step: Step | None, preempted: int) -> None: ...
 
 
 class Core:
@@ -234,14 +231,15 @@ class Core:
         budget, preempted = self._plan_running(parts, budget, threshold)
         if not preempted:
             self._plan_waiting(parts, budget, threshold, now_s)
-        step = Step(parts, _shape(parts), preempted) if parts else None
-        self.policy.after_step(self, step)
+        step = Step(parts, _shape(parts)) if parts else None
+        self.policy.after_step(self, step, preempted)
         if step is None:
             return None
         for part in parts:
             request = part.request
-            if request.prefilling and request.preemptions == 0:
+            if request.computed < request.prompt_tokens and request.preemptions == 0:
                 self.totals.prefill_chunks += 1
+            request.in_chunks = not part.samples
             request.computed += part.tokens
             request.in_flight += 1
             if part.samples:

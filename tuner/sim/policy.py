@@ -74,7 +74,7 @@ class BudgetPolicy:
         return self._threshold
 
     def running_limit(self, request: Request, tokens: int) -> int:
-        yields = self._running_limit and request.prefilling and request not in self._preferred_prefills
+        yields = self._running_limit and request.in_chunks and request not in self._preferred_prefills
         return min(tokens, self._running_limit) if yields else tokens
 
     def admitted(self, request: Request, cached_tokens: int) -> None:
@@ -83,9 +83,9 @@ class BudgetPolicy:
             self.counters.preferred_requests += 1
             self._preferred_prefills.append(request)
 
-    def after_step(self, core: Core, step: Step | None) -> None:
+    def after_step(self, core: Core, step: Step | None, preempted: int) -> None:
         if self._second_chance is not None:
-            self._second_chance.after_step(freed_meanwhile=step is None or step.preempted > 0)
+            self._second_chance.after_step(freed_meanwhile=preempted > 0)
         if self._merges and step is not None:
             chunk = core.config.long_prefill_token_threshold or LONG_PROMPT_CHUNK
             self.counters.merged_chunks += sum((part.tokens - 1) // chunk for part in step.parts)
@@ -111,7 +111,7 @@ class BudgetPolicy:
         configured = core.config.long_prefill_token_threshold
         self._running_limit = 0
         if budget.yield_chunk_tokens and budget.min_reuse_ratio and self._somebody_is_let_through(core):
-            prefills = [r for r in core.running if r.prefilling and r not in self._preferred_prefills]
+            prefills = [r for r in core.running if r.in_chunks and r not in self._preferred_prefills]
             if prefills:
                 block = core.config.block_size
                 self._running_limit = yield_threshold(budget.yield_chunk_tokens, len(prefills), block)
@@ -119,7 +119,7 @@ class BudgetPolicy:
         self._threshold, self._merges = configured, False
         if budget.merge_below:
             long_prompts = bool(self._long_waiting) or any(
-                r.prefilling and r.prompt_tokens > LONG_PROMPT_TOKENS for r in core.running
+                r.in_chunks and r.prompt_tokens > LONG_PROMPT_TOKENS for r in core.running
             )
             self._threshold, self._merges = merging_threshold(
                 configured, self._hits.hit_rate, budget.merge_below, long_prompts=long_prompts
@@ -127,7 +127,7 @@ class BudgetPolicy:
 
     def _somebody_is_let_through(self, core: Core) -> bool:
         """A preferred request computes its prompt, or waits and would fit."""
-        self._preferred_prefills = [r for r in self._preferred_prefills if r.prefilling and r in core.running]
+        self._preferred_prefills = [r for r in self._preferred_prefills if r.in_chunks and r in core.running]
         if self._preferred_prefills:
             return True
         request = self._waiting.get(self._front.preferred[0]) if self._front.preferred else None
