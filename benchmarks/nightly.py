@@ -30,7 +30,7 @@ GATE = ("ttft_ms.p90", "request_throughput")
 LEVEL = {"ttft_ms.p90": 100.0, "request_throughput": 40.0}
 ROUNDS = 3
 PLAIN_THRESHOLD = 0.10
-BEHIND = (1, 3, 6, 12)
+BEHIND = (1, 2, 3, 6, 12)
 A_NIGHT = (1, 3, 6)
 FINGERPRINT = Fingerprint(model="m", engine="vllm")
 Values = dict[str, list[list[float]]]

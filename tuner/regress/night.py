@@ -236,7 +236,7 @@ def _completed(fingerprint: Fingerprint, starts: Sequence[StartResult]) -> Finge
     version = next((s.vllm_version for s in starts if s.vllm_version), None)
     return fingerprint.model_copy(
         update={
-            "model_revision": fingerprint.model_revision or revision,
+            "model_revision": revision or fingerprint.model_revision,
             "vllm_version": fingerprint.vllm_version or version,
         }
     )
