@@ -22,7 +22,7 @@ def knob_importances(study_dir: Path) -> dict[str, float]:
         raise UsageError("the study keeps no journal.log in its folder")
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        warnings.simplefilter("ignore", (optuna.exceptions.ExperimentalWarning, UserWarning))
         try:
             storage = optuna.storages.JournalStorage(JournalFileBackend(str(journal)))
             names = optuna.get_all_study_names(storage)

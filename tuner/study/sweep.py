@@ -17,7 +17,7 @@ from tuner.engine.policy import policy
 from tuner.engine.rules import static_rule_violation
 from tuner.errors import EngineError, NoVerdict
 from tuner.files import write_json
-from tuner.freeze.document import freeze_trial
+from tuner.freeze import control_of, freeze_trial, repeats_of
 from tuner.space.alignment import is_aligned
 from tuner.space.search_space import declared_block_size, search_space
 from tuner.study import finals as final
@@ -316,8 +316,15 @@ class _Sweep:
         )
         write_json(self.directory.summary_file, summary.to_json())
         if best is not None:
-            starts = [t for t in finals if candidate_of(t) == candidate_of(best)]
-            frozen = freeze_trial(best, starts, self.study_file, self.profile, now=self.clock.now())
+            frozen = freeze_trial(
+                best,
+                repeats_of(best, finals),
+                self.study_file,
+                self.profile,
+                control=control_of(self.trials),
+                counts=summary.counts,
+                now=self.clock.now(),
+            )
             write_json(self.directory.frozen_file, frozen.to_json())
         return SweepResult(self.directory, self.study_file, summary, self.trials, self._verdict(best is not None))
 
