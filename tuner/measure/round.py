@@ -78,16 +78,15 @@ def measure_round(
     _fill_hit_rate(values, requests, unmeasured, derived)
     chunks, how = _prefill_chunks(counters, requests, chunk_tokens)
     values["prefill_chunks_per_request"] = chunks
-    (unmeasured if chunks is None else derived)["prefill_chunks_per_request"] = how
-    if how == "":
-        derived.pop("prefill_chunks_per_request")
+    if how:
+        (unmeasured if chunks is None else derived)["prefill_chunks_per_request"] = how
 
     values["memory"] = _memory(memory, breakdown, counters)
     values["gpu_utilization"] = _utilization(memory)
     if values["gpu_utilization"] is None:
         unmeasured["gpu_utilization"] = memory.reason or f"the {memory.source} source does not give utilization"
     if values["memory"].peak_bytes is None:
-        unmeasured["memory.peak_bytes"] = values["memory"].reason or "no sample"
+        unmeasured["memory"] = values["memory"].reason or "no sample"
     values["oom_events"] = sum("out of memory" in (r.error or "").lower() for r in observation.records)
 
     client = observation.client

@@ -106,7 +106,7 @@ def _median(rounds: Sequence[Measurement]) -> Measurement:
     utilization = _mean_by_device([r.gpu_utilization for r in rounds])
     known = {name for name, value in values.items() if value is not None}
     known |= {"gpu_utilization"} if utilization else set()
-    known |= {"memory.peak_bytes"} if memory.peak_bytes else set()
+    known |= {"memory"} if memory.peak_bytes else set()
     return Measurement(
         **values,
         memory=memory,

@@ -211,7 +211,7 @@ def test_memory_without_samples_is_null_with_a_reason(make, reason: str) -> None
     found = make.measure(make.observe([make.request(0, 80.0)]), memory=MemoryTimeline("nvml", [], {"a": 100}, reason))
     assert (found.memory.peak_bytes, found.memory.peak_fraction) == (None, None)
     assert found.memory.reason
-    assert found.unmeasured["memory.peak_bytes"]
+    assert found.unmeasured["memory"]
     assert found.unmeasured["gpu_utilization"]
 
 
