@@ -66,7 +66,7 @@ def collect(record: StudyRecord) -> ReportData:
         importances, reason = {}, error.message
     return ReportData(
         study=record.study,
-        summary=record.summary or _summary_so_far(record),
+        summary=record.summary or _summary_so_far(record, merged),
         trials=record.trials,
         timelines=timelines,
         ttfts_ms=ttfts,
@@ -114,20 +114,18 @@ def _merged_finals(record: StudyRecord, missing: list[str]) -> list[Trial]:
         return []
 
 
-def _summary_so_far(record: StudyRecord) -> Summary:
-    """What can be said of a study that has not come to its end."""
-    from collections import Counter
+def _summary_so_far(record: StudyRecord, merged: list[Trial]) -> Summary:
+    """What can be said of a study that has not come to its end: no winner, but the table."""
+    from tuner.domain.profile import Profile
+    from tuner.study.summary import build_summary
+    from tuner.trial.artifacts import StudyDirectory
 
-    from tuner.domain.outcome import StudyTime, Summary
-
-    trials = record.trials
-    start = sum(t.time.engine_start_s + t.time.stop_s for t in trials)
-    load, total = sum(t.time.load_s for t in trials), sum(t.time.total_s for t in trials)
-    return Summary(
-        study=record.study.study,
-        simulated=record.study.simulated,
-        baseline=next((t.number for t in trials if t.role == "baseline"), None),
+    return build_summary(
+        StudyDirectory(record.directory),
+        record.study,
+        Profile.model_validate(record.study.profile),
+        record.trials,
+        merged=merged,
         best=None,
-        counts=dict(Counter(t.state for t in trials)),
-        time=StudyTime(total_s=total, engine_start_s=start, load_s=load, overhead_s=max(total - start - load, 0.0)),
+        elapsed_s=sum(t.time.total_s for t in record.trials),
     )

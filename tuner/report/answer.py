@@ -150,7 +150,7 @@ def _no_winner(path: str, summary: Summary, trials: Sequence[Trial], baseline: T
         return Answer("no_feasible", told, path, None, baseline)
     return Answer(
         "unfinished",
-        f"No winner yet: {_count(len(measured), 'trial')} measured, the study has not come to its finals.",
+        f"No winner yet: {_count(len(measured), 'trial')} measured, the study has not come to its end.",
         path,
         None,
         baseline,

@@ -65,7 +65,9 @@ def test_a_study_under_way_has_a_report(tmp_path: Path, capsys: pytest.CaptureFi
     assert report(directory.path) == 0
     path = Path(capsys.readouterr().out.strip())
     assert path == directory.path / "report.html"
-    assert "No winner yet: 1 trial measured" in path.read_text().replace("\u00a0", " ")
+    html = path.read_text().replace("\u00a0", " ")
+    assert "No winner yet: 1 trial measured" in html
+    assert 'id="chunks"' in html
 
 
 def test_the_wrong_folder_or_target_is_one_clear_error(tmp_path: Path) -> None:

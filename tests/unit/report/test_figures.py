@@ -58,6 +58,15 @@ def test_each_chunk_stands_once_with_its_final() -> None:
     assert figure.rows[-1][0] == 14
 
 
+def test_where_every_trial_varies_more_the_best_of_each_chunk_stands() -> None:
+    data = studies.thousand()
+    figure = next(f for f in all_figures(data) if f.key == "ttft-by-chunk")
+    chunks = [row[1] for row in figure.rows]
+    assert chunks == sorted({t.knobs["max_num_batched_tokens"] for t in data.trials if t.knobs})
+    smallest = [t for t in data.trials if t.knobs.get("max_num_batched_tokens") == chunks[0]]
+    assert figure.rows[0][3] == pytest.approx(min(t.median.ttft_ms.p90 for t in smallest), abs=1e-3)
+
+
 def test_the_winner_is_one_of_the_variants_when_it_is_one() -> None:
     data = studies.normal()
     data = replace(data, merged=[], summary=studies.summary_of(data.study, data.trials, 11))

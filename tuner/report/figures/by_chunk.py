@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.domain.candidate import CHUNK_KNOB
 from tuner.domain.measurement import Memory
 from tuner.domain.outcome import Trial
-from tuner.report.answer import trial_label
+from tuner.report.answer import objective_of, trial_label
 from tuner.report.data import ReportData
 from tuner.report.figures.base import (
     ACCENT,
@@ -35,22 +35,30 @@ def chunk_of(trial: Trial) -> int | None:
     return size if isinstance(size, int) and not isinstance(size, bool) else None
 
 
-def plain_chunks(data: ReportData) -> list[Trial]:
-    """Configurations that vary nothing but the chunk, else all with a chunk."""
-    sized = [t for t in data.configurations() if chunk_of(t) is not None]
+def one_per_chunk(data: ReportData) -> list[Trial]:
+    """A configuration for each chunk size: the one that varies nothing else, or the best where all vary more."""
+    objective = objective_of(data.study)
+    path, sign = objective.metrics[0], 1.0 if objective.directions[0] == "minimize" else -1.0
+    sized = [t for t in data.configurations() if chunk_of(t) is not None and t.role not in ("baseline", "reference")]
     plain = [t for t in sized if set(t.knobs) == {CHUNK_KNOB} and t.reuse_budget is None]
-    chosen = plain if len({chunk_of(t) for t in plain}) >= 2 else sized
-    return sorted(chosen, key=lambda t: (chunk_of(t) or 0, t.number))
+    chosen: dict[int, tuple[float, Trial]] = {}
+    for trial in plain if len({chunk_of(t) for t in plain}) >= 2 else sized:
+        score = value(trial, path)
+        ranked = (float("inf") if score is None else sign * score, trial)
+        size = chunk_of(trial) or 0
+        if size not in chosen or ranked[0] < chosen[size][0]:
+            chosen[size] = ranked
+    return [chosen[size][1] for size in sorted(chosen)]
 
 
 def ttft_by_chunk(data: ReportData) -> Figure:
     """P50, P90 and P99 with intervals, the baseline's P90 as a line."""
     title, says = "TTFT over chunk size", "Lower is better."
-    trials = [t for t in plain_chunks(data) if t.median is not None and t.median.ttft_ms is not None]
+    trials = [t for t in one_per_chunk(data) if t.median is not None and t.median.ttft_ms is not None]
     if not trials:
         return Figure("ttft-by-chunk", title, says, absent="no chunk size has a measured TTFT")
     sizes = [chunk_of(t) or 0 for t in trials]
-    mode = "lines+markers" if len(trials) <= MOST_LABELLED and len(set(sizes)) == len(sizes) else "markers"
+    mode = "lines+markers" if len(trials) <= MOST_LABELLED else "markers"
     traces = [_quantile(trials, sizes, stat, colour, mode) for stat, colour in _QUANTILES]
     if any("error_y" in trace for trace in traces):
         says += " Bars are 95 % intervals over the rounds."
@@ -118,11 +126,11 @@ def memory_by_chunk(data: ReportData) -> Figure:
     title = "Memory over chunk size"
     says = "The engine preallocates its KV pool, so the device's peak hardly moves; the parts "
     says += "tell chunk sizes apart. Bars, where there are any, span the rounds."
-    trials = [t for t in plain_chunks(data) if t.median is not None and _has_memory(t.median.memory)]
+    trials = [t for t in one_per_chunk(data) if t.median is not None and _has_memory(t.median.memory)]
     if not trials:
         return Figure("memory-by-chunk", title, says, absent="no memory figure for any chunk size")
     sizes = [chunk_of(t) or 0 for t in trials]
-    mode = "lines+markers" if len(trials) <= MOST_LABELLED and len(set(sizes)) == len(sizes) else "markers"
+    mode = "lines+markers" if len(trials) <= MOST_LABELLED else "markers"
     series = {"device peak": [peak_gib(t) for t in trials]}
     series |= {name: [_part_gib(t, field) for t in trials] for field, name, _ in _PARTS}
     colours = {"device peak": INK} | {name: colour for _, name, colour in _PARTS}
