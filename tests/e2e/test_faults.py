@@ -179,6 +179,14 @@ FAULTS = [
         launches=2,
     ),
     Fault(
+        "stops emitting tokens, its health check stays fine",
+        load(stall=True),
+        3,
+        {0: ("engine_stalled", "engine_failed"), 1: ("engine_stalled", "engine_failed")},
+        launches=2,
+        overrides=("workload.request_timeout=3m",),
+    ),
+    Fault(
         "always fails, for a reason that nobody knows",
         start("survived_warning_then_unknown"),
         3,
@@ -236,7 +244,7 @@ def play(fault: Fault, folder: Path) -> tuple[subprocess.CompletedProcess[str], 
     command = [sys.executable, "-m", "tuner", "sweep", str(profile), "--vllm", FAKE, "--out", str(folder)]
     command += ["--quiet", *(word for given in fault.overrides for word in ("--set", given))]
     env = {**os.environ, "FAKE_VLLM": json.dumps(script), "CHUNKTUNE_TEST_MARK": str(folder)}
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=150, check=False)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert alive(folder) == []
     return done, read_trials(folder / "faults")
 

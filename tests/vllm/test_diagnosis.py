@@ -21,7 +21,7 @@ SOUND = {
     "load_format": "dummy",
     "enforce_eager": True,
     "gpu_memory_utilization": 0.1,
-    "max_model_len": 4096,
+    "max_model_len": 2048,
     "max_num_seqs": 64,
     "max_num_batched_tokens": 512,
     "block_size": 32,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 _PROCESS = re.compile(r"^(\([\w.:-]+(?: \w+=\w+)* pid=\d+\)) ?")
-_LOGGER = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[[^\]]*\] ?")
+_LOGGER = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL)\s+\d\d-\d\d \d\d:\d\d:\d\d(?:[.,]\d+)? \[([^\]]*)\] ?")
 _EXCEPTION = re.compile(r"^(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Failure))(?::\s?(?P<text>.*))?$")
 _CONTINUES = 8
 _ENDS = ("Traceback ", "During handling", "The above exception", "Process ", "For further information")
@@ -17,11 +17,13 @@ READY_LINE = "Application startup complete."
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """One line without its prefixes. `level` and `process` are '' for what no logger or process signed."""
+    """One line without its prefixes. `level`, `process` and `source` are '' for what nobody signed."""
 
     level: str
     text: str
     process: str = ""
+    source: str = ""
+    """File and line that logged it: the lines of one record share it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ def clean(line: str) -> LogLine:
         return LogLine("", text, process)
     # A process prefix may stand behind the logger's, depending on the version.
     inner, text = _process(text[match.end() :])
-    return LogLine(match[1], text, process or inner)
+    return LogLine(match[1], text, process or inner, match[2])
 
 
 def _process(text: str) -> tuple[str, str]:
@@ -79,7 +81,8 @@ def _continuation(lines: Sequence[LogLine], at: int) -> list[str]:
     first = lines[at]
     for line in lines[at + 1 : at + 1 + _CONTINUES]:
         text = line.text.strip()
-        if (line.level, line.process) != (first.level, first.process) or _EXCEPTION.match(line.text):
+        same_record = (line.process, line.source) == (first.process, first.source)
+        if not same_record or _EXCEPTION.match(line.text):
             break
         if text.startswith(_ENDS) or line.text.startswith("  File ") or (not text and rest):
             break

@@ -101,6 +101,16 @@ def test_a_refused_request_is_no_cause_of_a_death_under_load() -> None:
     assert "ChatTemplate" not in diagnosis.message
 
 
+def test_the_next_record_is_no_part_of_the_message() -> None:
+    prefix = "(EngineCore pid=9) ERROR 11-29 10:54:19"
+    text = [
+        f"{prefix} [core.py:1510] ValueError: the flange is bent",
+        f"{prefix} [core.py:1510] in two places",
+        f"{prefix} [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly",
+    ]
+    assert diagnose(text, 1, phase="start").message.endswith("ValueError: the flange is bent in two places")
+
+
 def test_a_live_api_server_before_a_dead_engine_is_said() -> None:
     assert "API server lives" in diagnose([], None, phase="load").message
 
