@@ -112,10 +112,21 @@ class _Round:
         self._over: asyncio.Future[None] = loop.create_future()
         for source in self._sources:
             source.prepare()
+        # A collection in mid-round stops everything for as long as the heap is large; reading the replies
+        # afterwards makes many small objects and no garbage.
         gc_was_on = gc.isenabled()
         gc.collect()
         gc.freeze()
         gc.disable()
+        try:
+            await self._drive(loop)
+            return await self._observe()
+        finally:
+            gc.unfreeze()
+            if gc_was_on:
+                gc.enable()
+
+    async def _drive(self, loop: asyncio.AbstractEventLoop) -> None:
         try:
             await self._carrier.open(self._plan.expected_lanes)
             self._started_s = self._last_progress_s = self._clock.monotonic_s()
@@ -131,10 +142,6 @@ class _Round:
                 if source.timer is not None:
                     source.timer.cancel()
             await self._carrier.close()
-            gc.unfreeze()
-            if gc_was_on:
-                gc.enable()
-        return await self._observe()
 
     def _begin(self) -> None:
         """Everything that is due at the start, together."""

@@ -123,8 +123,17 @@ def _take(exchange: Exchange, framer: Framer, parser: SseParser, reply: Reply, o
     """Read every piece: the tokens into `reply`, the body of an error reply into `other`."""
     raw = exchange.framer is not None
     take_json = reply.take_json
+    pieces = exchange.pieces
     between = False
-    for at_s, piece in zip(exchange.times, exchange.pieces, strict=True):
+    if exchange.framer is not None and pieces and exchange.framer.chunked and exchange.framer.status == 200:
+        # The head was read when it came; the body may begin in the same piece.
+        head = framer.resume_behind(exchange.framer)
+        if len(pieces[0]) >= head:
+            pieces = [pieces[0][head:], *pieces[1:]]
+            between = True
+        else:
+            framer.reset()
+    for at_s, piece in zip(exchange.times, pieces, strict=True):
         # Nearly every piece is exactly one chunk with one event on one line: told apart here, since this loop is
         # most of what a token costs. Whatever looks otherwise takes the long way.
         if between and piece.endswith(_PLAIN_TAIL):
@@ -138,6 +147,7 @@ def _take(exchange: Exchange, framer: Framer, parser: SseParser, reply: Reply, o
                 and _hex(piece[:end]) == last - start - 2
             ):
                 take_json(piece[start + 6 : -4], at_s)
+                parser.begun = True
                 continue
         body = framer.feed(piece) if raw else piece
         if body:

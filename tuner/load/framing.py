@@ -19,7 +19,7 @@ class Framer:
     that are no response.
     """
 
-    __slots__ = ("_buffer", "_need", "_state", "chunked", "content_type", "keep_alive", "status")
+    __slots__ = ("_buffer", "_need", "_state", "chunked", "head_length", "keep_alive", "status")
 
     def __init__(self) -> None:
         self._buffer = b""
@@ -28,7 +28,8 @@ class Framer:
         self.status: int | None = None
         self.chunked = False
         self.keep_alive = True
-        self.content_type = ""
+        self.head_length = 0
+        """Bytes of the head, interim responses included."""
 
     @property
     def done(self) -> bool:
@@ -43,6 +44,16 @@ class Framer:
     def rest(self) -> bytes:
         """Bytes behind the end of the response."""
         return self._buffer if self.done else b""
+
+    def resume_behind(self, other: Framer) -> int:
+        """Take over what another framer read of this response's head; returns the head's length in bytes."""
+        self.status, self.chunked, self.keep_alive = other.status, other.chunked, other.keep_alive
+        self._state = "chunk_size"
+        return other.head_length
+
+    def reset(self) -> None:
+        """As if nothing had been read."""
+        self.status, self.chunked, self.keep_alive, self._state = None, False, True, "head"
 
     @property
     def between_chunks(self) -> bool:
@@ -113,6 +124,7 @@ class Framer:
                     self._limit(len(buffer) - position)
                     break
                 self._read_head(buffer[position:end])
+                self.head_length += end - position
                 position = end
             elif state == "until_close":
                 body.append(buffer[position:])
@@ -144,7 +156,6 @@ class Framer:
                 headers[name.strip().lower()] = value.strip()
         connection = headers.get(b"connection", b"").lower()
         self.keep_alive = b"close" not in connection and (parts[0] != b"HTTP/1.0" or b"keep-alive" in connection)
-        self.content_type = headers.get(b"content-type", b"").decode("latin-1").lower()
         length = headers.get(b"content-length")
         if b"chunked" in headers.get(b"transfer-encoding", b"").lower():
             self.chunked = True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import orjson
@@ -58,13 +59,16 @@ class Prompter:
         if tokens <= 0:
             return Text(0)
         if self.ids:
-            ids = np.asarray(self.vocabulary.ids)
-            drawn = ids[rng.integers(0, len(ids), tokens)]
-            return Text(tokens, json_ids=orjson.dumps(drawn.tolist())[1:-1])
+            pool = self._pool
+            return Text(tokens, json_ids=orjson.dumps(pool[rng.integers(0, len(pool), tokens)].tolist())[1:-1])
+        words = self.vocabulary.words
         count = max(1, round(tokens / self.vocabulary.tokens_per_word))
-        words = np.asarray(self.vocabulary.words)
-        drawn_words = [OPENING, *words[rng.integers(0, len(words), count - 1)].tolist()]
-        return Text(tokens, words=" ".join(drawn_words))
+        drawn = rng.integers(0, len(words), count - 1).tolist()
+        return Text(tokens, words=" ".join([OPENING, *(words[i] for i in drawn)]))
+
+    @cached_property
+    def _pool(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        return np.asarray(self.vocabulary.ids, dtype=np.int64)
 
     def join(self, parts: list[Text]) -> Text:
         """One text of several, one after the other."""

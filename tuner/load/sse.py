@@ -22,14 +22,15 @@ class Event:
 class SseParser:
     """Feed it bytes as they come; it gives back the events that they complete."""
 
-    __slots__ = ("_after_cr", "_buffer", "_data", "_first", "_name")
+    __slots__ = ("_after_cr", "_buffer", "_data", "_name", "begun")
 
     def __init__(self) -> None:
         self._buffer = b""
         self._data: list[bytes] = []
         self._name = b""
         self._after_cr = False
-        self._first = True
+        self.begun = False
+        """The very beginning, where a byte order mark may stand, is past."""
 
     def feed(self, data: bytes) -> list[Event]:
         """Events completed by `data`, in order."""
@@ -41,13 +42,13 @@ class SseParser:
             if data[0] == 0x0A:
                 data = data[1:]
         buffer = self._buffer + data if self._buffer else data
-        if self._first:
+        if not self.begun:
             if buffer[:3] == b"\xef\xbb\xbf":
                 buffer = buffer[3:]
             elif b"\xef\xbb\xbf".startswith(buffer):
                 self._buffer = buffer
                 return []
-            self._first = False
+            self.begun = True
         if b"\r" in buffer:
             self._after_cr = buffer.endswith(b"\r")
             buffer = buffer.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
@@ -80,7 +81,7 @@ class SseParser:
     @property
     def between_events(self) -> bool:
         """True where a new event begins and nothing is held back."""
-        return not (self._first or self._buffer or self._data or self._name or self._after_cr)
+        return not (self._buffer or self._data or self._name or self._after_cr)
 
     @property
     def pending(self) -> bytes:
