@@ -7,6 +7,7 @@ empty budget is vLLM's own schedule().
 from __future__ import annotations
 
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,6 @@ class SwitchingScheduler(ReuseBudgetScheduler):
         if not self.requests:
             budget = Budget.from_mapping(json.loads(Path(os.environ["CHUNKTUNE_BENCH_BUDGET"]).read_text()))
             if budget != self._budget:
-                self._log_counters(always=True)
+                self._log_counters(math.inf, 0.0)
                 self._begin(budget)
         super().add_request(request)

@@ -13,7 +13,7 @@ _SIGNATURES = {
     "schedule": (),
     "add_request": ("request",),
     "finish_requests": ("request_ids", "finished_status"),
-    "shutdown": (),
+    "update_from_output": (),
     "_reserve_prefill_lookahead": ("request", "num_computed_tokens", "num_new_tokens"),
 }
 _REQUEST = (

@@ -2,8 +2,10 @@
 
 Loaded by `--scheduler-cls tuner.scheduler.ReuseBudgetScheduler`, set by
 `--additional-config '{"chunktune": {"max_cached_blocks": 80, ...}}'`. Without settings it is vLLM's own scheduler.
-What it did goes to the log as `chunktune counters: name=value ...`, every ten seconds with a change and at the end:
-the scheduler lives in a process that does not serve /metrics.
+What it did goes to the log as `chunktune counters: name=value ...` when something changed: the scheduler lives in a
+process that does not serve /metrics. A line comes at most every ten seconds under load and every second when the last
+request leaves, so that the last line of a load is complete but for a second; nothing can be said at the very end,
+because vLLM ends the scheduler after its workers, or not at all.
 """
 
 from __future__ import annotations
@@ -41,6 +43,7 @@ logger = logging.getLogger("vllm.chunktune")
 
 COUNTERS_MARK = "chunktune counters:"
 LOG_EVERY_S = 10.0
+LOG_IDLE_EVERY_S = 1.0
 
 _REMEMBERED_POOLS = 4
 """How many times the KV pool's blocks are remembered as prefixes: what came back later than that counts as new."""
@@ -63,7 +66,7 @@ class ReuseBudgetScheduler(AsyncScheduler):
         self._budget = budget
         self._counters = Counters()
         self._logged = self._counters.line()
-        self._log_due_s = 0.0
+        self._logged_at_s = -LOG_EVERY_S
         self._tree: PrefixTree[bytes] = PrefixTree(_REMEMBERED_POOLS * pool.num_gpu_blocks)
         self._kept: dict[bytes, int] = {}
         self._visits_until_ranking = 0
@@ -125,16 +128,15 @@ class ReuseBudgetScheduler(AsyncScheduler):
             self._counters.merged_chunks += sum(
                 (tokens - 1) // chunk for tokens in output.num_scheduled_tokens.values() if tokens > chunk
             )
-        if now_s >= self._log_due_s:
-            self._log_due_s = now_s + LOG_EVERY_S
-            self._log_counters()
+        self._log_counters(now_s, LOG_EVERY_S)
         return output
 
-    def shutdown(self) -> None:
-        """Say the last counters, then as vLLM does."""
-        if not self._budget.off:
-            self._log_counters(always=True)
-        super().shutdown()
+    def update_from_output(self, *args: Any, **kwargs: Any) -> dict[int, Any]:
+        """As vLLM does, and say what the policies did once nothing is left to do."""
+        outputs: dict[int, Any] = super().update_from_output(*args, **kwargs)
+        if not self.requests and not self._budget.off:
+            self._log_counters(time.monotonic(), LOG_IDLE_EVERY_S)
+        return outputs
 
     def _order_waiting(self, now_s: float) -> Front[str]:
         """Admission: those with enough of their prefix cached go first, the others keep their order."""
@@ -279,11 +281,14 @@ class ReuseBudgetScheduler(AsyncScheduler):
             self._counters.hold_seconds += held_s
         self._long_waiting.discard(request_id)
 
-    def _log_counters(self, *, always: bool = False) -> None:
+    def _log_counters(self, now_s: float, every_s: float) -> None:
+        if now_s - self._logged_at_s < every_s:
+            return
+        self._logged_at_s = now_s
         cached = self.kv_cache_manager.block_pool.cached_block_hash_to_block
         self._counters.protected_blocks = sum(1 for key in self._kept if cached.get_one_block(key) is not None)
         line = self._counters.line()
-        if always or line != self._logged:
+        if line != self._logged:
             self._logged = line
             logger.info("%s %s", COUNTERS_MARK, line)
 

@@ -18,7 +18,7 @@ class Scheduler:
 
     def finish_requests(self, request_ids: Any, finished_status: Any) -> None: ...
 
-    def shutdown(self) -> None: ...
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> None: ...
 
     def _reserve_prefill_lookahead(self, request: Any, num_computed_tokens: int, num_new_tokens: int) -> int:
         return num_new_tokens
@@ -82,7 +82,7 @@ def test_another_version_is_refused_by_name(version: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["schedule", "add_request", "finish_requests", "shutdown", "_reserve_prefill_lookahead"]
+    "name", ["schedule", "add_request", "finish_requests", "update_from_output", "_reserve_prefill_lookahead"]
 )
 def test_a_missing_method_is_named(name: str) -> None:
     methods = {key: value for key, value in vars(Scheduler).items() if key != name and not key.startswith("__")}
