@@ -46,8 +46,8 @@ async def main(base_url: str, concurrency: int, requests: int, busy_share: float
 
 async def _hog(share: float) -> None:
     while True:
-        time.sleep(0.02 * share)
-        await asyncio.sleep(0.02 * (1 - share))
+        time.sleep(0.1 * share)
+        await asyncio.sleep(0.1 * (1 - share))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.domain.observation import RequestRecord
-from tuner.load.drive import void_reason, warm_start
+from tuner.load.drive import void_code, void_reason, warm_start
 from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
 
 PLAN = RoundPlan("k", "/v1/completions", (Arrivals(lambda i: PlannedRequest(b"", 1, 1), 1, 1),))
@@ -61,3 +61,13 @@ def test_a_burst_is_taken_in_any_order() -> None:
 def test_what_every_prompt_begins_with_may_be_cached() -> None:
     assert warm_start(one(cached=16), [one(cached=16)], 20) is None
     assert warm_start(one(cached=32), [one(cached=32)], 20) == 32
+
+
+def test_a_void_round_has_a_stable_code() -> None:
+    fine = [one() for _ in range(9)]
+    assert void_code(fine, "engine_died", None, False) == "engine_died"
+    assert void_code([one("HTTP 401: key", "auth"), one("x")], "", None, False) == "auth"
+    assert void_code([one("HTTP 500: oom", "http_error")] * 3, "", None, False) == "http_error"
+    assert void_code([one("x"), one("y", "no_token")], "", None, False) == "too_many_failures"
+    assert void_code(fine, "", 32, True) == "warm_cache"
+    assert void_code(fine, "", None, True) == "client_limited"
