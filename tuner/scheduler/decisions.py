@@ -107,16 +107,20 @@ def needed_blocks(total_blocks: int, min_reuse_ratio: float) -> int:
 def spare(ranks: Sequence[int]) -> list[int]:
     """Which blocks at the head of the eviction queue go to its tail: indices, in the order in which to append them.
 
-    `ranks` are those blocks' ranks from the head on; 0 is given up where it stands, and a higher rank is kept longer.
-    Equal ranks keep their order.
+    `ranks` are those blocks' ranks from the head on. The lowest among them is given up where it stands, a higher one
+    is kept the longer; equal ranks keep their order.
     """
-    return sorted((index for index, rank in enumerate(ranks) if rank > 0), key=ranks.__getitem__)
+    lowest = min(ranks, default=0)
+    if lowest == max(ranks, default=0):
+        return []
+    return sorted((index for index, rank in enumerate(ranks) if rank > lowest), key=ranks.__getitem__)
 
 
 def overtakers(ranks: Sequence[int], cached: Sequence[bool]) -> int:
-    """How many cached blocks of rank 0 are given up before their turn when the others move away."""
-    moved = next((index for index, rank in enumerate(ranks) if rank > 0), len(ranks))
-    return sum(1 for index in range(moved, len(ranks)) if ranks[index] == 0 and cached[index])
+    """How many cached blocks of the lowest rank are given up before their turn when the others move away."""
+    lowest = min(ranks, default=0)
+    moved = next((index for index, rank in enumerate(ranks) if rank > lowest), len(ranks))
+    return sum(1 for index in range(moved, len(ranks)) if ranks[index] == lowest and cached[index])
 
 
 def yield_threshold(yield_chunk_tokens: int, long_prefills: int, block_size: int) -> int:

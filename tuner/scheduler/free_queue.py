@@ -61,19 +61,29 @@ class SecondChance:
         rank: Callable[[bytes | None], int | None],
         is_only_copy: Callable[[bytes, FreeBlock], bool],
         *,
+        most_kept: int = 0,
         early: bool = False,
     ) -> None:
         """At most `most_taken` blocks will be taken: make sure that they are not those with a rank above 0.
 
         `rank` is asked with a block's hash or None; None is 0. A block with a rank is only kept when it `is_only_copy`
-        of its content. With `early`, cached blocks that others make way for count as evicted early. A look ends after
-        so many blocks, kept or not, so that a queue full of kept blocks costs no more than any other.
+        of its content. A look ends after so many steps' worth of blocks, and goes on past as many as `most_kept` when
+        it found too few to give up. With `early`, cached blocks that others make way for count as evicted early.
         """
         self._free_before = self._queue.num_free_blocks
-        if self._clear < min(most_taken, self._free_before):
-            ranks, cached = self._spare_at_head(LOOK_AHEAD_STEPS * most_taken, rank, is_only_copy)
-            if early:
-                self._counters.early_evictions += overtakers(ranks, cached)
+        if self._clear >= min(most_taken, self._free_before):
+            return
+        seen, ranks = self._look(most_taken, most_kept, rank, is_only_copy)
+        moved = spare(ranks)
+        self._clear = ranks.count(0)
+        if not moved:
+            return
+        for index in moved:
+            self._queue.remove(seen[index])
+            self._queue.append(seen[index])
+        self._counters.spared_blocks += len(moved)
+        if early:
+            self._counters.early_evictions += overtakers(ranks, [each.block_hash is not None for each in seen])
 
     def after_step(self, *, freed_meanwhile: bool) -> None:
         """The step took what it needed; `freed_meanwhile` when it also freed blocks, which hides how many it took."""
@@ -82,30 +92,29 @@ class SecondChance:
         else:
             self._clear = max(0, self._clear - (self._free_before - self._queue.num_free_blocks))
 
-    def _spare_at_head(
+    def _look(
         self,
-        most_seen: int,
+        most_taken: int,
+        most_kept: int,
         rank: Callable[[bytes | None], int | None],
         is_only_copy: Callable[[bytes, FreeBlock], bool],
-    ) -> tuple[list[int], list[bool]]:
-        """The ranks that were found, and which of those blocks were cached."""
+    ) -> tuple[list[Any], list[int]]:
+        """Blocks from the head on, and their ranks."""
         seen: list[Any] = []
+        ranks: list[int] = []
         block = self._queue.fake_free_list_head.next_free_block
-        for _ in range(min(most_seen, self._queue.num_free_blocks)):
-            seen.append(block)
-            block = block.next_free_block
-        ranks = [rank(each.block_hash) or 0 for each in seen]
-        if not any(ranks):
-            self._clear = len(seen)
-            return [], []
-        for index, found in enumerate(ranks):
-            if found and not is_only_copy(seen[index].block_hash, seen[index]):
-                ranks[index] = 0
-        cached = [each.block_hash is not None for each in seen]
-        moved = spare(ranks)
-        for index in moved:
-            self._queue.remove(seen[index])
-            self._queue.append(seen[index])
-        self._counters.spared_blocks += len(moved)
-        self._clear = len(seen) - len(moved)
-        return ranks, cached
+        stretch = LOOK_AHEAD_STEPS * most_taken
+        end = min(stretch + most_kept, self._queue.num_free_blocks)
+        while len(seen) < end and ranks.count(0) < most_taken:
+            start = len(seen)
+            for _ in range(min(stretch, end - start)):
+                seen.append(block)
+                block = block.next_free_block
+            found = [rank(each.block_hash) or 0 for each in seen[start:]]
+            if any(found):
+                found = [
+                    value if value and is_only_copy(each.block_hash, each) else 0
+                    for value, each in zip(found, seen[start:], strict=True)
+                ]
+            ranks += found
+        return seen, ranks

@@ -255,6 +255,7 @@ class ReuseBudgetScheduler(AsyncScheduler):
             self.max_num_scheduled_tokens // self.block_size + requests,
             rank,
             lambda key, block: pool.cached_block_hash_to_block.get_one_block(key) is block,
+            most_kept=len(self._kept),
             early=self._under_pressure,
         )
 

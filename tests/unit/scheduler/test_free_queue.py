@@ -63,17 +63,42 @@ kinds = st.lists(st.sampled_from([None, b"idle", b"kept", b"dear"]), max_size=60
 def test_nothing_is_lost_and_kept_blocks_go_last(kinds: list[bytes | None], most: int, takes: list[int]) -> None:
     queue = Queue([Block(kind) for kind in kinds])
     chance = SecondChance(queue, Counters())
+    most_kept = sum(kind in KEPT for kind in kinds)
     for take in takes:
         before = queue.blocks()
-        chance.before_step(most, KEPT.get, only_copy)
+        chance.before_step(most, KEPT.get, only_copy, most_kept=most_kept)
         assert sorted(map(id, queue.blocks())) == sorted(map(id, before))
         idle = sum(1 for block in before if block.block_hash not in KEPT)
-        seen = before[: LOOK_AHEAD_STEPS * most]
         taken = queue.pop(min(take, most))
-        kept_taken = sum(1 for block in taken if block.block_hash in KEPT)
-        # Kept blocks are only taken when there is nothing else, or nothing else as far as was looked.
-        assert kept_taken == 0 or idle < len(taken) or all(block.block_hash in KEPT for block in seen[most:])
+        assert sum(1 for block in taken if block.block_hash in KEPT) <= max(0, len(taken) - idle)
         chance.after_step(freed_meanwhile=False)
+
+
+def test_blocks_of_nobody_that_come_later_go_before_those_kept_from_before() -> None:
+    queue = Queue([Block(b"kept") for _ in range(8)])
+    chance = SecondChance(queue, Counters())
+    chance.before_step(1, KEPT.get, only_copy, most_kept=8)
+    chance.after_step(freed_meanwhile=False)
+    queue.append(Block(b"idle"))
+    chance.before_step(1, KEPT.get, only_copy, most_kept=8)
+    assert queue.pop(1)[0].block_hash == b"idle"
+
+
+def test_a_long_run_of_kept_blocks_does_not_hide_what_is_behind_it() -> None:
+    kept = [Block(b"kept") for _ in range(50)]
+    queue = Queue([*kept, *(Block(b"idle") for _ in range(10))])
+    SecondChance(queue, Counters()).before_step(1, KEPT.get, only_copy, most_kept=50)
+    assert queue.pop(1)[0].block_hash == b"idle"
+
+
+def test_where_everything_is_kept_the_cheapest_goes_first_and_equals_are_left_alone() -> None:
+    queue = Queue([Block(b"dear"), Block(b"kept"), Block(b"dear")])
+    SecondChance(queue, Counters()).before_step(3, KEPT.get, only_copy)
+    assert [block.block_hash for block in queue.blocks()] == [b"kept", b"dear", b"dear"]
+    same = Queue([Block(b"kept"), Block(b"kept")])
+    counters = Counters()
+    SecondChance(same, counters).before_step(2, KEPT.get, only_copy)
+    assert counters.spared_blocks == 0
 
 
 @given(kinds)
