@@ -14,9 +14,11 @@ import argparse
 import asyncio
 import json
 import os
+import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +34,9 @@ from tuner.trial.session import RoundResult, SessionConfig, engine_session
 
 SERVE = Path(__file__).resolve().parent / "paced" / "serve.py"
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
+OVERHEAD = "ms_between_steps"
 METRICS = ("ttft_ms.p50", "ttft_ms.p90", "cold_ttft_ms.p50", "cold_ttft_ms.p90", "itl_ms.p50", "prefix_hit_rate",
-           "engine_steps", "request_throughput")  # fmt: skip
+           "engine_steps", "request_throughput", OVERHEAD)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class Engine:
     async_scheduling: bool | None
 
 
-def engines(profile: Profile, wanted: list[str]) -> list[Engine]:
+def engines(profile: Profile, wanted: list[str], scale: float, step_log: Path) -> list[Engine]:
     hardware = profile.hardware
-    settings = {"gpu": hardware.gpu, "count": hardware.count, "cost_model": hardware.cost_model or profile.model}
+    settings: dict[str, Any] = {"gpu": hardware.gpu, "count": hardware.count, "step_time_scale": scale}
+    settings["cost_model"] = hardware.cost_model or profile.model
     env = {"CHUNKTUNE_SIM": json.dumps(settings)}
+    serve = (sys.executable, str(SERVE), "--step-log", str(step_log), "--step-time-scale", str(scale))
     sim = EngineChoice("sim", (sys.executable, "-m", "tuner.sim"), "for the comparison", env)
-    paced = EngineChoice("vllm", (sys.executable, str(SERVE)), "for the comparison", env)
+    paced = EngineChoice("vllm", serve, "for the comparison", env)
     every = [Engine("paced", paced, None), Engine("sim", sim, False), Engine("sim-async", sim, True)]
     return [engine for engine in every if engine.name in wanted]
 
@@ -79,10 +84,18 @@ async def measure(profile: Profile, engine: Engine, chunk: int, rounds: int, fol
     return summarize([r.measurement for r in results], [r.observation for r in results]).median
 
 
+def between_steps_ms(step_log: Path) -> float | None:
+    """The median time from the end of a step to the start of the next that follows at once."""
+    steps = [json.loads(line) for line in step_log.read_text().splitlines()]
+    gaps = [(later["at"] - step["at"]) * 1e3 - step["taken_ms"] for step, later in pairwise(steps)]
+    return statistics.median(close) if (close := [gap for gap in gaps if gap < 30]) else None
+
+
 def shown(value: float | None, name: str) -> str:
     if value is None:
         return "-"
-    return f"{value:.3f}" if name == "prefix_hit_rate" else f"{value:.0f}"
+    digits = {"prefix_hit_rate": 3, OVERHEAD: 1}.get(name, 0)
+    return f"{value:.{digits}f}"
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -110,6 +123,12 @@ async def main() -> int:
     parser.add_argument("--chunks", default=",".join(map(str, CHUNKS)))
     parser.add_argument("--engines", default="paced,sim,sim-async")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--scale",
+        type=float,
+        default=1.0,
+        help="factor on every step's time in both engines; above 1 the host's own speed matters less",
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--logs", type=Path, help="keep the engines' logs in this folder")
@@ -120,18 +139,22 @@ async def main() -> int:
         folder = arguments.logs or Path(scratch)
         folder.mkdir(parents=True, exist_ok=True)
         for chunk in map(int, arguments.chunks.split(",")):
-            for engine in engines(profile, arguments.engines.split(",")):
+            step_log = folder / f"steps-{chunk}.jsonl"
+            step_log.unlink(missing_ok=True)
+            for engine in engines(profile, arguments.engines.split(","), arguments.scale, step_log):
                 row: dict[str, Any] = {"chunk": chunk, "engine": engine.name, "metrics": {}, "error": ""}
                 try:
                     median = await measure(profile, engine, chunk, arguments.rounds, folder, arguments.seed)
-                    row["metrics"] = {name: metric(median, name) for name in METRICS}
+                    row["metrics"] = {name: metric(median, name) for name in METRICS if name != OVERHEAD}
+                    if engine.name == "paced":
+                        row["metrics"][OVERHEAD] = between_steps_ms(step_log)
                 except ChunktuneError as error:
                     row["error"] = error.message
                 rows.append(row)
                 print(table([row]).splitlines()[1], file=sys.stderr, flush=True)
     if arguments.json:
         load = {"profile": profile.name, "workload": profile.workload.model_dump(mode="json")}
-        print(json.dumps({"load": load, "cpus": os.cpu_count(), "rows": rows}, indent=2))
+        print(json.dumps({"load": load, "scale": arguments.scale, "cpus": os.cpu_count(), "rows": rows}, indent=2))
     else:
         print(table(rows))
     return 0

@@ -2,7 +2,8 @@
 
 For `vllm serve --worker-cls benchmarks.paced.worker.PacedWorker`; `benchmarks/paced/serve.py` sets it up.
 Settings come as JSON in the environment variable CHUNKTUNE_PACED: `cost_model`, `gpu`, `tp`,
-`step_time_scale` (1.0), and `log` (a file that gets one JSON line a step: shape, milliseconds asked for and taken).
+`step_time_scale` (1.0), and `log` (a file that gets one JSON line a step: when, its shape, milliseconds asked for
+and taken).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ class PacedWorker(CPUWorker):
         self._scale = float(settings.get("step_time_scale", 1.0))
         self._log = open(settings["log"], "a") if settings.get("log") else None  # noqa: SIM115
         self._due_s: float | None = None
+        self._entry: dict[str, Any] = {}
 
     def execute_model(self, scheduler_output: Any) -> Any:
         started_s = time.monotonic()
@@ -34,11 +36,8 @@ class PacedWorker(CPUWorker):
         step_ms = self._cost.step_ms(shape) * self._scale
         self._due_s = started_s + step_ms / 1e3
         output = super().execute_model(scheduler_output)
-        if self._log is not None and shape.tokens:
-            entry = {"at": started_s, "prefills": shape.prefills, "decodes": len(shape.decodes), "ms": step_ms}
-            entry["cpu_ms"] = (time.monotonic() - started_s) * 1e3
-            self._log.write(json.dumps(entry) + "\n")
-            self._log.flush()
+        if shape.tokens:
+            self._entry = {"at": started_s, "prefills": shape.prefills, "decodes": len(shape.decodes), "ms": step_ms}
         # A step that ends with sampling is over when that is; only without sampling is it over here.
         if output is not None:
             self._wait()
@@ -56,6 +55,11 @@ class PacedWorker(CPUWorker):
         self._due_s = None
         if left_s > 0:
             time.sleep(left_s)
+        if self._log is not None and self._entry:
+            self._entry["taken_ms"] = (time.monotonic() - self._entry["at"]) * 1e3
+            self._log.write(json.dumps(self._entry) + "\n")
+            self._log.flush()
+            self._entry = {}
 
 
 def _shape(scheduler_output: Any) -> StepShape:

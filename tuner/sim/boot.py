@@ -33,6 +33,9 @@ class Hardware:
     speed: float = 1.0
     """2 runs everything, and so every latency, in half the time."""
     step_time_scale: float = 1.0
+    step_overhead_ms: float = 0.0
+    """What the server itself needs between two steps; it shows only without async scheduling. 0 by default: it
+    belongs to the host's processor, about which the tables say nothing."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> Hardware:
@@ -43,8 +46,8 @@ class Hardware:
             hardware = cls(**settings)
         except (json.JSONDecodeError, TypeError) as error:
             raise UsageError(f"CHUNKTUNE_SIM does not describe a machine: {error}") from None
-        if hardware.speed <= 0 or hardware.step_time_scale <= 0 or hardware.noise < 0:
-            raise UsageError("CHUNKTUNE_SIM: speed and step_time_scale are above 0, noise is not below it")
+        if hardware.speed <= 0 or hardware.step_time_scale <= 0 or min(hardware.noise, hardware.step_overhead_ms) < 0:
+            raise UsageError("CHUNKTUNE_SIM: speed and step_time_scale are above 0, nothing else is below it")
         return hardware
 
 
@@ -138,6 +141,7 @@ def make_plan(options: argparse.Namespace, hardware: Hardware) -> Plan:
         scheduler=SchedulerConfig(**scheduler_options, num_blocks=blocks),
         timing=Timing(
             depth=2 if options.async_scheduling else 1,
+            step_overhead_ms=hardware.step_overhead_ms / hardware.speed,
             scale=hardware.step_time_scale / hardware.speed,
             noise=hardware.noise,
             seed=hardware.seed,
