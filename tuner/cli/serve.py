@@ -32,7 +32,7 @@ def serve(
 
     from tuner.engine.installed import check_options, inspect_installed
     from tuner.freeze import load_frozen
-    from tuner.freeze.export import serve_command
+    from tuner.freeze.export import serve_command, served_model
 
     document = load_frozen(frozen)
     if document.simulated:
@@ -44,7 +44,8 @@ def serve(
     check_options(installed, document.engine_args)
     for name in overridden(document.engine_args, more):
         say(f"warning: {name} overrides the frozen configuration: what was measured no longer holds")
-    command = [*serve_command(choice.launcher, document.model, document.engine_args, document.reuse_budget), *more]
+    model = served_model(document.command, document.model)
+    command = [*serve_command(choice.launcher, model, document.engine_args, document.reuse_budget), *more]
     if dry_run:
         typer.echo(shlex.join(command))
         return 0

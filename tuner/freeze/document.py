@@ -21,7 +21,7 @@ from tuner.domain.workload import workload_sha256
 from tuner.errors import FileFormatError, UsageError
 from tuner.files import read_json, write_json
 from tuner.freeze.baseline import baseline_of
-from tuner.freeze.export import serve_command
+from tuner.freeze.export import launcher_of, serve_command, served_model
 
 NEVER_FROZEN = frozenset(
     {"host", "port", "uds", "served_model_name", "model", "model_tag", "config", "api_key", "hf_token", "root_path"}
@@ -63,7 +63,7 @@ def freeze_trial(
         model=profile.model,
         engine_args=args,
         reuse_budget=budget,
-        command=serve_command(launcher_of(trial.command), profile.model, args, budget),
+        command=serve_command(launcher_of(trial.command), served_model(trial.command, profile.model), args, budget),
         engine_env=frozen_env(profile.engine.env),
         startup_timeout_s=profile.engine.startup_timeout,
         hardware=profile.hardware,
@@ -127,11 +127,6 @@ def frozen_args(trial: Trial) -> dict[str, Scalar]:
 def frozen_env(env: Mapping[str, str]) -> dict[str, str]:
     """The engine's environment without anything that looks like a secret, and without our own switches."""
     return {name: value for name, value in env.items() if not _SECRET.search(name) and name not in _OURS}
-
-
-def launcher_of(command: Sequence[str]) -> tuple[str, ...]:
-    """What stands before `serve` in a command that was run; `vllm` when it is not known."""
-    return tuple(command[: command.index("serve")]) if "serve" in command[1:] else ("vllm",)
 
 
 def _budget(trial: Trial) -> ReuseBudget | None:

@@ -31,7 +31,10 @@ def to_json(frozen: Frozen) -> str:
 
 def to_args(frozen: Frozen) -> str:
     """One shell-quoted command line, without host and port."""
-    return shlex.join(serve_command(_launcher(frozen), frozen.model, frozen.engine_args, frozen.reuse_budget)) + "\n"
+    words = serve_command(
+        launcher_of(frozen.command), served_model(frozen.command, frozen.model), frozen.engine_args, frozen.reuse_budget
+    )
+    return shlex.join(words) + "\n"
 
 
 def to_yaml(frozen: Frozen) -> str:
@@ -48,13 +51,26 @@ def serve_command(
     return [*launcher, "serve", model, *to_argv(_startable(with_plugin(args, budget)))]
 
 
+def launcher_of(command: Sequence[str]) -> tuple[str, ...]:
+    """What stands before `serve` in a command that was run; `vllm` when it is not known."""
+    return tuple(command[: command.index("serve")]) if "serve" in command[1:] else ("vllm",)
+
+
+def served_model(command: Sequence[str], model: str) -> str:
+    """What stands after `serve` in a command that was run: the folder of a model that goes by another name."""
+    if "serve" not in command[1:]:
+        return model
+    after = command[command.index("serve") + 1 :][:1]
+    return after[0] if after and not after[0].startswith("-") else model
+
+
 def config_mapping(frozen: Frozen) -> dict[str, Any]:
     """What the YAML says.
 
     vLLM drops `key: false` without a word (its config reader asks the top parser, which knows no
     `--no-` form), so a false value becomes `no-key: true`; JSON text becomes the mapping it stands for.
     """
-    mapping: dict[str, Any] = {"model": frozen.model}
+    mapping: dict[str, Any] = {"model": served_model(frozen.command, frozen.model)}
     for name, value in _startable(with_plugin(frozen.engine_args, frozen.reuse_budget)).items():
         dashed = name.replace("_", "-")
         if value is False:
@@ -86,11 +102,6 @@ def _parsed(value: Scalar) -> Any:
             return value
         return parsed if isinstance(parsed, dict) else value
     return value
-
-
-def _launcher(frozen: Frozen) -> tuple[str, ...]:
-    head = frozen.command
-    return tuple(head[: head.index("serve")]) if "serve" in head[1:] else ("vllm",)
 
 
 def _comments(frozen: Frozen) -> list[str]:

@@ -13,7 +13,7 @@ from tests.fakes.frozen_trials import frozen_of, round_of, trial_of
 from tuner.domain.candidate import ReuseBudget
 from tuner.domain.measurement import Latency, Measurement
 from tuner.errors import FileFormatError, UsageError
-from tuner.freeze import control_of, load_frozen, repeats_of, save_frozen
+from tuner.freeze import control_of, load_frozen, repeats_of, save_frozen, to_args, to_yaml
 from tuner.freeze.baseline import rounds_by_start
 
 
@@ -48,6 +48,14 @@ def test_the_command_starts_the_launcher_that_was_measured() -> None:
     command = frozen_of(trial_of(3, [100.0])).command
     assert command[:3] == ["/opt/vllm", "serve", "org/model"]
     assert command[command.index("--max-num-batched-tokens") + 1] == "512"
+
+
+def test_a_model_that_goes_by_another_name_is_served_from_its_folder() -> None:
+    frozen = frozen_of(trial_of(3, [100.0], command=["vllm", "serve", "/cache/tiny", "--port", "1"]))
+    assert frozen.model == "org/model"
+    assert frozen.command[2] == "/cache/tiny"
+    assert "\nmodel: /cache/tiny\n" in to_yaml(frozen)
+    assert to_args(frozen).startswith("vllm serve /cache/tiny ")
 
 
 @pytest.mark.parametrize(
