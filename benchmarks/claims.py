@@ -78,16 +78,21 @@ def no_chunking(length: int) -> Variant:
     return Variant("no chunking", {"enable_chunked_prefill": False, CHUNK_KNOB: length})
 
 
+_FEW_SEQS: dict[str, Scalar] = {"max_num_seqs": 64}
+"""vLLM refuses a chunk below max_num_seqs."""
+
 EXPERIMENTS: dict[str, Experiment] = {
     "chunks": Experiment(
         "default",
         (*(chunk(size) for size in (64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)), no_chunking(8192)),
         (*TTFT, "cold_ttft_ms.p90", "itl_ms.p99", "prefix_hit_rate", "prefill_chunks_per_request"),
+        args=_FEW_SEQS,
     ),
     "alignment": Experiment(
         "default",
         (chunk(96), chunk(100), chunk(112), chunk(128)),
         (*TTFT, "prefix_hit_rate", "engine_steps"),
+        args=_FEW_SEQS,
     ),
     "mixed": Experiment(
         "mixed",
@@ -138,12 +143,10 @@ async def measure(experiment: Experiment, variant: Variant, engine: str, rounds:
     profile = load_profile(experiment.profile, list(experiment.overrides))
     args: dict[str, Scalar] = {
         **profile.engine.args,
-        # CPU attention takes multiples of 32, and one worker runs in place of several.
-        **(
-            {"block_size": 32, "tensor_parallel_size": None, "gpu_memory_utilization": None}
-            if engine == "paced"
-            else {}
-        ),
+        # CPU attention takes multiples of 32; the simulated engine gets the same, for the same pool.
+        "block_size": 32,
+        # One worker runs in place of several.
+        **({"tensor_parallel_size": None, "gpu_memory_utilization": None} if engine == "paced" else {}),
         **experiment.args,
         **variant.args,
     }
