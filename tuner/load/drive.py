@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections import Counter
 from collections.abc import Callable, Sequence
 
 from tuner.clock import SYSTEM_CLOCK, Clock
@@ -14,12 +13,11 @@ from tuner.load.keeping_up import client_stats, loop_lags_ms, mean_in_flight
 from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
 from tuner.load.proxied import carrier_for
 from tuner.load.target import Target
+from tuner.load.void import FAILURES_ALLOWED, void_code, void_reason, warm_start
 
 TICK_S = 0.005
 _LOOK_EVERY = 20
 """Ticks between looks at deadlines, progress and the engine."""
-FAILURES_ALLOWED = 0.10
-"""A round with a larger share of failed requests does not count."""
 _KEEP_BYTES = 256 << 20
 """Replies kept unread; beyond this they are read as they end, which costs the round some time."""
 
@@ -172,11 +170,14 @@ class _Round:
 
     def _due(self, source: _Source, due: float) -> None:
         source.timer = None
-        # An event loop's timer may come a little early; the next turn of the loop is soon enough.
-        request = source.take()
-        if request is not None and self._sending:
-            self._send(source, request, due)
-            self._schedule(source)
+        try:
+            request = source.take()
+            if request is not None and self._sending:
+                # An event loop's timer may come a little early; the request then does not wait, and its clock runs.
+                self._send(source, request, min(due, self._clock.monotonic_s()))
+                self._schedule(source)
+        except Exception as error:
+            self._break(error)
 
     def _phase(self, source: _Source, position: int, prefix_first: bool) -> Phase:
         if self._plan.phase == "warmup":
@@ -207,6 +208,18 @@ class _Round:
 
     def _ended(self, exchange: Exchange) -> None:
         """An exchange is over: the closed loop's slot is free."""
+        try:
+            self._account(exchange)
+        except Exception as error:
+            self._break(error)
+
+    def _break(self, error: Exception) -> None:
+        """A bug of ours in a callback: an event loop would log it and the round would wait for ever."""
+        self._sending = False
+        if not self._over.done():
+            self._over.set_exception(error)
+
+    def _account(self, exchange: Exchange) -> None:
         if self._in_flight.pop(exchange.index, None) is None:
             return
         self._ended_count += 1
@@ -333,51 +346,3 @@ class _Round:
         if observation.void:
             observation.void_code = void_code(records, self._void_code, warm, client.limited)
         return observation
-
-
-def void_reason(plan: RoundPlan, records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: str) -> str:
-    """Why the round does not count; '' when it does. `warm`: see `warm_start`."""
-    failed = [r for r in records if r.error is not None]
-    if failed and (stopped or len(failed) > FAILURES_ALLOWED * len(records)):
-        counts = Counter(r.error_code or "unknown" for r in failed)
-        kinds = ", ".join(f"{n} {code}" for code, n in counts.most_common())
-        own = [r for r in failed if r.error != "the round was given up"] or failed
-        what = stopped or "too many requests failed"
-        return f"{what}: {len(failed)} of {len(records)} ({kinds}); the first: {own[0].error}"
-    if stopped:
-        return stopped
-    if plan.phase == "warmup":
-        return ""
-    if warm is not None:
-        return (
-            f"the first request found {warm} tokens cached: the prompt was not new to this server, "
-            "so the round says nothing about a cold start"
-        )
-    return f"the client was the limit: {limited}" if limited else ""
-
-
-def void_code(records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: bool) -> str:
-    """The stable code of `void_reason`: what stopped the round, else what most failed requests share."""
-    failed = Counter(r.error_code or "unknown" for r in records if r.error is not None)
-    if stopped:
-        return stopped
-    if failed.total() > FAILURES_ALLOWED * len(records):
-        most = failed.most_common(1)[0][0]
-        return most if most in ("auth", "http_error") else "too_many_failures"
-    if warm is not None:
-        return "warm_cache"
-    return "client_limited" if limited else "too_many_failures"
-
-
-def warm_start(first: RequestRecord, same_prefix: Sequence[RequestRecord], allowance: int) -> int | None:
-    """Tokens that the very first prompt found cached; None when it started cold or the server does not say.
-
-    A server takes a burst in an order of its own, so any request of the same prefix that was sent before the
-    first one's first token may be the one that found nothing; what counts is the least that one of them found.
-    """
-    until = first.first_token_s
-    if until is None or first.cached_tokens is None:
-        return None
-    found = [r.cached_tokens for r in same_prefix if r.ok and r.cached_tokens is not None and r.sent_s <= until]
-    least = min(found, default=first.cached_tokens)
-    return least if least > allowance else None

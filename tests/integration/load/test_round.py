@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from tuner.domain.observation import RequestRecord, RoundObservation
 from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload, WorkloadClass
 from tuner.load.drive import drive
 from tuner.load.loop import run
+from tuner.load.plan import PlannedRequest
 from tuner.load.planner import AnyWorkload, Planner
 from tuner.load.probe import probe
 from tuner.load.target import Api, Target
@@ -489,3 +491,18 @@ def test_the_round_runs_on_either_loop() -> None:
 
     assert all(r.ok for r in run(main()))
     assert all(r.ok for r in asyncio.run(main()))
+
+
+@pytest.mark.parametrize("arrival", [{"concurrency": 2}, {"concurrency": None, "rate": 100.0}])
+async def test_a_bug_in_a_plan_is_raised_and_does_not_hang(arrival: dict[str, Any]) -> None:
+    def request(i: int) -> PlannedRequest:
+        if i == 4:
+            raise ZeroDivisionError
+        return made.lead.request(i)
+
+    async with ScriptedServer().running() as server:
+        target, planner = await planner_for(server, shared(**{"requests": 10, **arrival}))
+        made = planner.plan("r1")
+        broken = replace(made, arrivals=(replace(made.lead, request=request),))
+        with pytest.raises(ZeroDivisionError):
+            await asyncio.wait_for(drive(target, broken), 20)

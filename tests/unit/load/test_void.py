@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tuner.domain.observation import RequestRecord
-from tuner.load.drive import void_code, void_reason, warm_start
 from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
+from tuner.load.void import void_code, void_reason, warm_start
 
 PLAN = RoundPlan("k", "/v1/completions", (Arrivals(lambda i: PlannedRequest(b"", 1, 1), 1, 1),))
 WARM_UP = RoundPlan("k", "/v1/completions", PLAN.arrivals, phase="warmup", must_start_cold=False)
