@@ -110,6 +110,7 @@ def command(arguments: argparse.Namespace, model: str, rest: list[str]) -> tuple
     argv += ["--served-model-name", *taken.get("served_model_name", model).split(), "--load-format", "dummy"]
     argv += ["--enforce-eager", "--block-size", str(block), "--num-gpu-blocks-override", str(blocks)]
     argv += ["--gpu-memory-utilization", "0.1", "--worker-cls", "benchmarks.paced.worker.PacedWorker"]
+    argv += ["--distributed-executor-backend", "benchmarks.paced.executor.PacedExecutor"]
     settings: dict[str, Any] = {
         "cost_model": cost_model,
         "gpu": arguments.gpu,
@@ -122,6 +123,7 @@ def command(arguments: argparse.Namespace, model: str, rest: list[str]) -> tuple
         **os.environ,
         "CHUNKTUNE_PACED": json.dumps(settings),
         "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
         "VLLM_CPU_KVCACHE_SPACE": str(-(-(blocks + 1) * block * TINY_KV_BYTES_PER_TOKEN // gib)),
         # First, so that the `tuner` found is the whole one, with the cost model.
         "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")])),
