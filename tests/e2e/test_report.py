@@ -102,6 +102,7 @@ async def test_dark_mode_recolours_page_and_figures(page: Page, tmp_path: Path) 
     light = await page.evaluate(seen)
     await page.color_scheme("dark")
     await page.wait_for("getComputedStyle(document.body).backgroundColor === 'rgb(20, 23, 27)'")
+    await page.wait_for(f"document.querySelector('path.js-line').style.stroke !== '{light[1]}'")
     await keep(page, "normal-dark")
     dark = await page.evaluate(seen)
     assert light[0] != dark[0]
