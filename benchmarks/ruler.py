@@ -5,8 +5,9 @@
 The server (ruler/known_server.c, one epoll loop) gives the first token 50 ms after a request arrived and one every
 ITL after it, 16 in all; it is pinned to core 1, each client to core 0. Columns:
 
-- rate: requests a second by the server's own clock, as a share of the ideal, concurrency / (50 ms + 15 ITL). It is
-  also the server's mean count of requests in flight as a share of what was asked for: the judge of who was limited.
+- rate: requests a second by the server's own clock, as a share of the ideal, concurrency / (50 ms + 15 ITL).
+- flight: the server's mean count of requests in flight, as a share of what was asked for: the judge of who was limited.
+- late: how late the server itself sent its tokens (P99, ms): above a few, the machine is busy and the row says little.
 - TTFT P50, P99: what the client says, ms; the truth is 50.
 - CPU: CPU seconds a thousand requests, of the client and its children. Each client runs twice, with few and with
   many requests, and the difference counts: starting up and writing reports do not.
@@ -53,9 +54,10 @@ class Row:
     concurrency: int
     requests: int
     rate_share: float
+    in_flight_share: float
     ttft_p50_ms: float
     ttft_p99_ms: float
-    cpu_s_per_1000: float | None
+    cpu_s_per_1000: float
     failed: int
     limited: str | None
     server_late_p99_ms: float
@@ -144,20 +146,31 @@ def measure(peer: Peer, url: str, itl_ms: float, concurrency: int, turns: int) -
     ideal = concurrency / ((TTFT_MS + (peers.OUTPUT_TOKENS - 1) * itl_ms) / 1e3)
     said = large.said
     return Row(
-        peer.name, itl_ms, concurrency, large.served, large.rate / ideal, said.p50_ms, said.p99_ms,
-        cpu, said.failed, said.limited, large.late_p99_ms,
-    )  # fmt: skip
+        client=peer.name,
+        itl_ms=itl_ms,
+        concurrency=concurrency,
+        requests=large.served,
+        rate_share=large.rate / ideal,
+        in_flight_share=large.in_flight_share,
+        ttft_p50_ms=said.p50_ms,
+        ttft_p99_ms=said.p99_ms,
+        cpu_s_per_1000=cpu,
+        failed=said.failed,
+        limited=said.limited,
+        server_late_p99_ms=large.late_p99_ms,
+    )
 
 
 def show(rows: list[Row]) -> None:
-    print(f"\n{'client':20} {'ITL':>4} {'conc.':>5} {'rate':>6} {'P50':>7} {'P99':>7} {'CPU/1000':>9}  limited")
+    heads = ("ITL", "conc.", "rate", "flight", "P50", "P99", "CPU/1000", "late")
+    print(f"\n{'client':18}" + "".join(f"{head:>9}" for head in heads) + "  limited")
     for row in rows:
-        cpu = "-" if row.cpu_s_per_1000 is None else f"{row.cpu_s_per_1000:.3f}"
+        cells = [f"{row.itl_ms:.0f}", f"{row.concurrency}", f"{row.rate_share:.3f}", f"{row.in_flight_share:.3f}"]
+        cells += [f"{row.ttft_p50_ms:.1f}", f"{row.ttft_p99_ms:.1f}", f"{row.cpu_s_per_1000:.3f}"]
+        cells.append(f"{row.server_late_p99_ms:.1f}")
         limited = "" if row.limited is None else ("yes" if row.limited else "no")
-        print(
-            f"{row.client:20} {row.itl_ms:4.0f} {row.concurrency:5d} {row.rate_share:6.3f} {row.ttft_p50_ms:7.1f} "
-            f"{row.ttft_p99_ms:7.1f} {cpu:>9}  {limited}" + (f"  {row.failed} failed" if row.failed else "")
-        )
+        failed = f"  {row.failed} failed" if row.failed else ""
+        print(f"{row.client:18}" + "".join(f"{cell:>9}" for cell in cells) + f"  {limited}{failed}")
 
 
 def honesty(url: str, itl_ms: float, repeats: int) -> list[dict[str, Any]]:
