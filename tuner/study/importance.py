@@ -7,9 +7,13 @@ from pathlib import Path
 
 import optuna
 from optuna.storages.journal import JournalFileBackend
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
 
 from tuner.errors import UsageError
-from tuner.study.search import importances
+
+_ENOUGH = 4
+"""Fewer completed trials say nothing about shares of a variance."""
 
 
 def knob_importances(study_dir: Path) -> dict[str, float]:
@@ -29,3 +33,16 @@ def knob_importances(study_dir: Path) -> dict[str, float]:
             return importances(optuna.load_study(study_name=names[0], storage=storage)) if names else {}
         except Exception as error:
             raise UsageError(f"{journal} cannot be read: {error}") from None
+
+
+def importances(study: optuna.Study) -> dict[str, float]:
+    """Share of each knob in the variance of the first objective; empty when too little is known."""
+    complete = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    if len(complete) < _ENOUGH:
+        return {}
+    # The evaluator ranks towards low targets.
+    sign = -1.0 if study.directions[0] == StudyDirection.MAXIMIZE else 1.0
+    try:
+        return dict(optuna.importance.get_param_importances(study, target=lambda t: sign * t.values[0]))
+    except (ValueError, RuntimeError):
+        return {}

@@ -6,7 +6,6 @@ import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
@@ -114,6 +113,9 @@ def tell(study: optuna.Study, asked: optuna.Trial, trial: Trial, profile: Profil
     asked.set_user_attr("state", trial.state)
     if trial.cause:
         asked.set_user_attr("cause", trial.cause)
+    if trial.violations:
+        # Optuna 5 keeps constraints by name, where optuna-dashboard 0.21 does not look.
+        asked.set_user_attr("violations", trial.violations)
     if trial.state == "completed" and trial.median is not None:
         for constraint in profile.constraints:
             violation = constraint.violation(trial.median)
@@ -199,14 +201,3 @@ def _distribution(knob: Knob) -> BaseDistribution:
         step = None if knob.log else int(knob.step or 1)
         return IntDistribution(int(knob.low), int(knob.high), log=knob.log, **({} if step is None else {"step": step}))
     return FloatDistribution(knob.low, knob.high, log=knob.log, step=knob.step)
-
-
-def importances(study: optuna.Study) -> dict[str, float]:
-    """Share of each knob in the variance of the first objective; empty when too little is known."""
-    complete: list[Any] = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-    if len(complete) < 4:
-        return {}
-    try:
-        return dict(optuna.importance.get_param_importances(study, target=lambda t: t.values[0]))
-    except (ValueError, RuntimeError):
-        return {}
