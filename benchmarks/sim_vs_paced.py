@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -133,6 +134,10 @@ async def main() -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--logs", type=Path, help="keep the engines' logs in this folder")
     arguments = parser.parse_args()
+    task = asyncio.current_task()
+    assert task is not None
+    # So that the engine under way is stopped too.
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     profile = load_profile(arguments.profile)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as scratch:
