@@ -17,49 +17,17 @@ import math
 import random
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from tuner.domain.measurement import higher_is_better
-from tuner.domain.outcome import Fingerprint
-from tuner.regress.history import Night, NightMetric, evidence_of
-from tuner.regress.plan import default_starts
-from tuner.regress.verdict import NightVerdict, Rules, judge_night, starts_by_look
+from nightly_model import GATE, ROUNDS, World, one_night, plain_alarm, two_nights
 
-GATE = ("ttft_ms.p90", "request_throughput")
-LEVEL = {"ttft_ms.p90": 100.0, "request_throughput": 40.0}
-ROUNDS = 3
-PLAIN_THRESHOLD = 0.10
+from tuner.regress.history import Night
+from tuner.regress.plan import default_starts
+from tuner.regress.verdict import Rules
+
 BEHIND = (1, 2, 3, 6, 12)
 A_NIGHT = (1, 3, 6)
-FINGERPRINT = Fingerprint(model="m", engine="vllm")
-Values = dict[str, list[list[float]]]
-Draw = Callable[[], float]
-"""The logarithm of one start's own speed."""
-
-
-@dataclass(frozen=True)
-class World:
-    """How starts and rounds scatter, and how much worse each metric is (relative, 0.05 is 5 %)."""
-
-    start_sd: float = 0.03
-    round_sd: float = 0.02
-    two_speeds: bool = False
-    """Every start runs at 0.9 or at 1.15 times the level, by chance."""
-
-    def start(self, rng: random.Random, worse: dict[str, float]) -> dict[str, list[float]]:
-        """One fresh start: independent noise in the two metrics, the harder case for false alarms."""
-        values = {}
-        for name in GATE:
-            own = math.log(rng.choice((0.9, 1.15))) if self.two_speeds else rng.gauss(0, self.start_sd)
-            shift = worse.get(name, 0.0)
-            level = LEVEL[name] * (1 - shift if higher_is_better(name) else 1 + shift)
-            values[name] = [level * math.exp(own + rng.gauss(0, self.round_sd)) for _ in range(ROUNDS)]
-        return values
-
-    def starts(self, rng: random.Random, count: int, worse: dict[str, float] | None = None) -> Values:
-        drawn = [self.start(rng, worse or {}) for _ in range(count)]
-        return {name: [start[name] for start in drawn] for name in GATE}
 
 
 @dataclass
@@ -115,66 +83,6 @@ class Cell:
         return self.alarm_starts / max(1, self.alarm_nights)
 
 
-def one_night(
-    world: World,
-    rng: random.Random,
-    baseline: Values,
-    nights: Sequence[Night],
-    planned: int,
-    rules: Rules,
-    worse: dict[str, float] | None = None,
-) -> tuple[NightVerdict, Night, int]:
-    """A whole night, with as many looks as the verdict asks for."""
-    tonight: Values = {name: [] for name in GATE}
-    for look in range(1, rules.looks + 1):
-        wanted = starts_by_look(planned, look)
-        more = world.starts(rng, wanted - len(tonight[GATE[0]]), worse)
-        tonight = {name: tonight[name] + more[name] for name in GATE}
-        evidence = {name: evidence_of(name, baseline[name], tonight[name], nights, FINGERPRINT) for name in GATE}
-        verdict = judge_night(evidence, GATE, rules, look=look)
-        if not verdict.look_again:
-            break
-    count = len(tonight[GATE[0]])
-    return verdict, _line(verdict, tonight, count), count
-
-
-def _line(verdict: NightVerdict, values: Values, starts: int) -> Night:
-    return Night(
-        at="",
-        baseline_id="",
-        verdict=verdict.verdict,
-        fingerprint=FINGERPRINT,
-        starts=starts,
-        metrics={
-            name: NightMetric(
-                baseline=m.baseline,
-                now=m.now,
-                change=m.change,
-                ci95=m.ci95,
-                verdict=m.verdict,
-                gate=m.gate,
-                suspicious=m.suspicious,
-            )
-            for name, m in verdict.metrics.items()
-        },
-        values=values,
-    )
-
-
-def plain_alarm(baseline: Values, tonight: Values) -> bool:
-    """The peer: any metric of the gate more than 10 % worse than the baseline's mean."""
-    for name in GATE:
-        then, now = _mean(baseline[name]), _mean(tonight[name])
-        if (1 - now / then if higher_is_better(name) else now / then - 1) > PLAIN_THRESHOLD:
-            return True
-    return False
-
-
-def _mean(starts: Sequence[Sequence[float]]) -> float:
-    values = [v for start in starts for v in start]
-    return sum(values) / len(values)
-
-
 def measure_cell(
     behind: int,
     a_night: int,
@@ -219,24 +127,6 @@ def measure_cell(
     return cell
 
 
-def two_nights(
-    world: World,
-    rng: random.Random,
-    baseline: Values,
-    before: Sequence[Night],
-    planned: int,
-    rules: Rules,
-    worse: dict[str, float],
-) -> tuple[int, int]:
-    """(the night on which a regression was found, 1 or 2, or 0 for neither; starts of the first night)"""
-    nights = list(before)
-    verdict, line, starts = one_night(world, rng, baseline, nights, planned, rules, worse)
-    if verdict.verdict == "regressed":
-        return 1, starts
-    verdict, _, _ = one_night(world, rng, baseline, [*nights, line], planned, rules, worse)
-    return (2 if verdict.verdict == "regressed" else 0), starts
-
-
 @dataclass
 class Contaminated:
     """Three broken nights, then a regression, or nothing."""
@@ -271,6 +161,43 @@ def measure_contaminated(
         result.ten_first.add(found == 1)
         rolled = {name: [start for n in nights for start in n.values[name]] for name in GATE}
         result.rolling_ten.add(plain_alarm(rolled, world.starts(rng, a_night, {GATE[0]: 0.10})))
+    return result
+
+
+@dataclass
+class LongRun:
+    """Once a history has grown: nights 15 to 24."""
+
+    behind: int
+    a_night: int
+    night_sd: float
+    with_control: bool
+    false_alarm: Rate = field(default_factory=Rate)
+    five_two: Rate = field(default_factory=Rate)
+    ten_two: Rate = field(default_factory=Rate)
+
+
+def measure_long(
+    behind: int, a_night: int, baselines: int, rules: Rules, night_sd: float, seed: int, *, with_control: bool
+) -> LongRun:
+    """Calm nights in a row, then a regression. Whole days may differ, which hits the stock control alike."""
+    rng = random.Random(f"{seed}/long/{behind}/{a_night}/{night_sd}/{with_control}")
+    world = World(night_sd=night_sd)
+    result = LongRun(behind, a_night, night_sd, with_control)
+    for _ in range(baselines):
+        day = world.day(rng)
+        baseline = world.starts(rng, behind, None, day)
+        control = world.starts(rng, behind, None, day) if with_control else None
+        nights: list[Night] = []
+        for number in range(24):
+            verdict, line, _ = one_night(world, rng, baseline, nights, a_night, rules, None, control)
+            nights.append(line.model_copy(update={"verdict": verdict.verdict}))
+            if number >= 14:
+                result.false_alarm.add(verdict.verdict == "regressed")
+        found, _ = two_nights(world, rng, baseline, nights, a_night, rules, {GATE[0]: 0.05}, control)
+        result.five_two.add(found > 0)
+        found, _ = two_nights(world, rng, baseline, nights, a_night, rules, {GATE[0]: 0.10}, control)
+        result.ten_two.add(found > 0)
     return result
 
 
@@ -358,6 +285,12 @@ def main() -> int:
         name: [measure_cell(b, n, few, rules, other, seed) for b, n in ((1, 1), (3, 3), (12, 6))]
         for name, other in others.items()
     }
+    lasting = [
+        measure_long(b, n, few, rules, sd, seed, with_control=stock)
+        for b, n in ((3, 3), (12, 6))
+        for sd in (0.0, 0.02)
+        for stock in (False, True)
+    ]
     promised, chosen = bars(cells, broken), plan_by_table(cells)
     follows = all(default_starts(behind) == a_night for behind, a_night in chosen.items())
     if options.json:
@@ -369,6 +302,7 @@ def main() -> int:
             "both_metrics_worse": [_row(c) for c in both],
             "both_metrics_worse_planned_starts_only": [_row(c) for c in fixed_both],
             "contaminated": [_row(c) for c in broken],
+            "after_14_nights": [_row(c) for c in lasting],
             "elsewhere": {name: [_row(c) for c in found] for name, found in elsewhere.items()},
             "default_starts": chosen,
             "default_follows": follows,
@@ -393,6 +327,13 @@ def main() -> int:
             f"{b.behind:4d} behind, {b.a_night} a night    | {b.false_alarm.percent:14.2f} "
             f"| {b.five_two.percent:10.1f} | {b.ten_first.percent:10.1f} | {b.rolling_ten.percent:10.1f}"
         )
+    print("\nWith a history (nights 15 to 24), where whole days differ too, with the stock control and without it")
+    print("behind  planned  days differ  control | false alarms % | 5 % in two | 10 % in two")
+    for run in lasting:
+        print(
+            f"{run.behind:6d} {run.a_night:8d} {run.night_sd:12.0%} {'yes' if run.with_control else 'no':>8s} "
+            f"| {run.false_alarm.percent:14.2f} | {run.five_two.percent:10.1f} | {run.ten_two.percent:10.1f}"
+        )
     for name, found in elsewhere.items():
         print_cells(f"Where {name}", found, plain=True)
     print(f"\nDefault starts a night by starts behind the baseline: {chosen}; the code's default follows: {follows}")
@@ -403,12 +344,12 @@ def main() -> int:
     return 0 if follows and all(b.met for b in promised) else 1
 
 
-def _row(cell: Cell | Contaminated) -> dict[str, float]:
+def _row(cell: Cell | Contaminated | LongRun) -> dict[str, float]:
     row: dict[str, float] = {}
     for name, value in vars(cell).items():
         if isinstance(value, Rate):
             row[f"{name}_percent"] = round(value.percent, 3)
-        elif name in ("behind", "a_night"):
+        elif name in ("behind", "a_night", "night_sd", "with_control"):
             row[name] = value
     if isinstance(cell, Cell):
         row |= {"starts_calm": round(cell.starts_calm, 2), "starts_ten_percent_worse": round(cell.starts_ten, 2)}

@@ -4,7 +4,7 @@ Rounds lie within engine starts, and starts differ among themselves (allocation,
 rounds of one start are no independent evidence. Everything is computed on logarithms: a spread of 0.03
 is 3 %, a change is a ratio, and swapping two sides turns its sign.
 
-    log(round) = level + start (sd `start_sd`) + round (sd `round_sd`)
+    log(round) = level + night (once the history shows it) + start (sd `start_sd`) + round (sd `round_sd`)
 
 A few starts cannot tell their own spread, so a prior stands beside them, worth `start_dof` starts. It
 gives way where the measured spread is clearly larger.
@@ -20,6 +20,11 @@ from scipy import special
 
 Starts = Sequence[Sequence[float]]
 """Values of one metric, above 0: rounds by start."""
+
+
+NIGHTS_TO_TELL = 5
+"""Calm nights that it takes to say that nights differ among themselves."""
+_BY_CHANCE = 0.05
 
 
 @dataclass(frozen=True)
@@ -82,9 +87,13 @@ class Spread:
         """Standard deviation of what one start shows, relative: what a mere restart may change."""
         return math.sqrt(self.mean_var)
 
-    def difference_sd(self, a: Group, b: Group) -> float:
-        """Standard error of the difference of two levels."""
-        return math.sqrt(self.mean_var * (1.0 / a.starts + 1.0 / b.starts))
+    night_var: float = 0.0
+    """Variance from night to night beyond that of the starts; 0 until enough calm nights show it."""
+
+    def difference_sd(self, a: Group, b: Group, nights: int = 1) -> float:
+        """Standard error of the difference of two levels: `a` of one day, `b` of `nights` nights."""
+        starts = self.mean_var * (1.0 / a.starts + 1.0 / b.starts)
+        return math.sqrt(starts + self.night_var * (1.0 + 1.0 / nights))
 
 
 def group_of(starts: Starts) -> Group | None:
@@ -127,6 +136,21 @@ def estimate_spread(groups: Sequence[Group], prior: Prior) -> Spread:
         dof=total_dof,
         prior_kept=kept,
     )
+
+
+def night_variance(calm: Sequence[Group], spread: Spread) -> float:
+    """How much whole nights differ beyond what their starts explain, from nights that were ok.
+
+    0 with fewer than `NIGHTS_TO_TELL` nights, or where chance alone could have spread them so.
+    """
+    if len(calm) < NIGHTS_TO_TELL:
+        return 0.0
+    levels = [g.level for g in calm]
+    center = sum(levels) / len(levels)
+    seen = sum((x - center) ** 2 for x in levels) / (len(levels) - 1)
+    expected = spread.mean_var * sum(1.0 / g.starts for g in calm) / len(calm)
+    chance = float(special.fdtrc(len(levels) - 1, spread.dof, seen / expected))
+    return seen - expected if chance < _BY_CHANCE else 0.0
 
 
 def _conflicts(between_ss: float, dof: int, expected_var: float, prior: Prior) -> bool:

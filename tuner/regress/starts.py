@@ -15,6 +15,7 @@ from tuner.domain.profile import EngineSpec, Profile, Space
 from tuner.engine.leftovers import end_leftovers
 from tuner.engine.policy import policy
 from tuner.errors import EngineError, LoadError
+from tuner.files import write_json
 from tuner.trial.launcher import EngineChoice
 from tuner.trial.progress import Progress
 from tuner.trial.rounds import counting, enough_rounds
@@ -107,6 +108,8 @@ class EngineStarter:
         if diagnosis is not None:
             raise _load_error(diagnosis, name)
         good = counting(kept)
+        # Kept at once: a night that is interrupted later has not lost it.
+        write_json(self.folder / f"{name}.json", {"arm": arm.name, "rounds": [r.measurement.to_json() for r in good]})
         return StartResult(
             rounds=[r.measurement for r in good],
             model_revision=effective.model_revision if effective else None,

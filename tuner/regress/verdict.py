@@ -14,13 +14,24 @@ The probability of a false alarm is shared by the metrics of the gate, so that i
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from tuner.domain.measurement import higher_is_better
-from tuner.regress.spread import Group, Prior, Spread, Starts, estimate_spread, group_of, t_quantile, upper_tail
+from tuner.regress.spread import (
+    Group,
+    Prior,
+    Spread,
+    Starts,
+    estimate_spread,
+    group_of,
+    night_variance,
+    t_quantile,
+    upper_tail,
+)
 
 Word = Literal["ok", "regressed", "improved", "inconclusive", "not comparable"]
 
@@ -148,11 +159,12 @@ def judge_metric(
         return _unmeasured(metric, gate, f"not measured in {side}")
     groups = [baseline, tonight, *calm] if last_night is None else [baseline, tonight, last_night, *calm]
     spread = estimate_spread(groups, rules.prior)
+    spread = dataclasses.replace(spread, night_var=night_variance(calm, spread))
     test = _Test.of(metric, baseline, tonight, spread, rules)
     alarm = may_alarm and test.worse(rules.alarm / share)
     joint = False
     if may_alarm and not alarm and last_night is not None and test.p_worse <= rules.suspicion:
-        both = _Test.of(metric, baseline, tonight.joined(last_night), spread, rules)
+        both = _Test.of(metric, baseline, tonight.joined(last_night), spread, rules, nights=2)
         before = _Test.of(metric, baseline, last_night, spread, rules)
         joint = before.p_worse <= rules.suspicion and both.worse(rules.alarm_with_last_night / share)
     word: Word = "ok"
@@ -190,8 +202,9 @@ def overall(words: Sequence[Word]) -> Word:
 def explained_by_control(frozen: Evidence, control: Evidence, metric: str, rules: Rules) -> bool:
     """Whether the stock control got worse tonight too, and the frozen configuration against it did not.
 
-    The control has to have moved beyond suspicion, and what is left of the frozen configuration's change
-    after taking the control's off must be within suspicion or tolerance.
+    The control has to have moved beyond doubt of its own (a laxer bar clears more real regressions than false
+    alarms), and what is left of the frozen configuration's change after
+    taking the control's off must be no longer significant, or within the tolerance.
     """
     groups = [group_of(s) for s in (frozen.baseline, frozen.tonight, control.baseline, control.tonight)]
     frozen_then, frozen_now, control_then, control_now = groups
@@ -218,10 +231,10 @@ class _Test:
     p_worse: float
 
     @classmethod
-    def of(cls, metric: str, then: Group, now: Group, spread: Spread, rules: Rules) -> _Test:
+    def of(cls, metric: str, then: Group, now: Group, spread: Spread, rules: Rules, nights: int = 1) -> _Test:
         sign = -1.0 if higher_is_better(metric) else 1.0
         size = sign * (now.level - then.level)
-        sd = spread.difference_sd(then, now)
+        sd = spread.difference_sd(then, now, nights)
         tolerance = spread.mean_sd if rules.tolerance is None else math.log1p(rules.tolerance)
         return cls(size, sd, spread.dof, tolerance, upper_tail(size / sd, spread.dof))
 

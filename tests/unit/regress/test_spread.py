@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import random
 
 import pytest
 
-from tuner.regress.spread import Prior, estimate_spread, group_of, t_quantile, upper_tail
+from tuner.regress.spread import (
+    NIGHTS_TO_TELL,
+    Group,
+    Prior,
+    estimate_spread,
+    group_of,
+    night_variance,
+    t_quantile,
+    upper_tail,
+)
 
 NO_PRIOR = Prior(start_dof=0.0, round_dof=0.0, conflict=0.0)
 
@@ -84,3 +94,36 @@ def test_student() -> None:
     assert t_quantile(0.975, 10) == pytest.approx(2.228, abs=1e-3)
     assert upper_tail(2.228, 10) == pytest.approx(0.025, abs=1e-4)
     assert upper_tail(-1.0, 5) == pytest.approx(1 - upper_tail(1.0, 5))
+
+
+def nights(rng: random.Random, count: int, night_sd: float) -> list[Group]:
+    found = []
+    for _ in range(count):
+        factor = math.exp(rng.gauss(0, night_sd))
+        group = group_of([[v * factor for v in start] for start in drawn(rng, 3, 3, 0.01, 0.01)])
+        assert group is not None
+        found.append(group)
+    return found
+
+
+def test_nights_that_differ_among_themselves_are_noticed() -> None:
+    groups = nights(random.Random(3), 40, 0.05)
+    assert math.sqrt(night_variance(groups, estimate_spread(groups, NO_PRIOR))) == pytest.approx(0.05, rel=0.3)
+
+
+def test_nights_that_do_not_differ_cost_nothing() -> None:
+    groups = nights(random.Random(4), 40, 0.0)
+    assert night_variance(groups, estimate_spread(groups, NO_PRIOR)) == 0.0
+
+
+def test_a_few_nights_cannot_tell() -> None:
+    groups = nights(random.Random(5), NIGHTS_TO_TELL - 1, 0.2)
+    assert night_variance(groups, estimate_spread(groups, NO_PRIOR)) == 0.0
+
+
+def test_differing_nights_widen_a_comparison() -> None:
+    groups = nights(random.Random(6), 20, 0.05)
+    spread = estimate_spread(groups, NO_PRIOR)
+    wider = dataclasses.replace(spread, night_var=night_variance(groups, spread))
+    assert wider.difference_sd(groups[0], groups[1]) > 2 * spread.difference_sd(groups[0], groups[1])
+    assert wider.difference_sd(groups[0], groups[1], 2) < wider.difference_sd(groups[0], groups[1])
