@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 
 from tuner.clock import Clock
 from tuner.sim.boot import Plan
-from tuner.sim.core import Core, FinishReason, Request, Token
+from tuner.sim.core import Core, Request, Token
 from tuner.sim.cost import StepCost
 from tuner.sim.pipeline import Pipeline
 from tuner.sim.prom import GAPS, SECONDS, TOKENS, WHOLE, Histogram
+from tuner.sim.request import FinishReason
 
 
 @dataclass(frozen=True, slots=True)
