@@ -250,7 +250,7 @@ def _print(rows: list[Row], seconds: float, plan: Plan) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=200)
-    parser.add_argument("--start-pairs", type=int, default=100, help="pairs on fresh starts (default 100)")
+    parser.add_argument("--start-pairs", type=int, default=60, help="pairs on fresh starts (default 60)")
     parser.add_argument("--rounds", type=int, default=12, help="rounds a side (default 12)")
     parser.add_argument("--requests", type=int, default=100, help="measured requests a round (default 100)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
