@@ -217,7 +217,8 @@ async def engine_session(
             api=config.workload.api,
             request_timeout_s=config.workload.request_timeout,
         )
-        source = memory_source(config.choice.kind, engine.base_url, engine.process_ids)
+        environment = {**os.environ, **config.env}
+        source = memory_source(config.choice.kind, engine.base_url, engine.process_ids, environment)
         block_size = engine.effective.block_size or config.block_size
         async with _open(
             target, config.workload, config.constraints, config.seed, source, clock, engine, block_size, on_progress
