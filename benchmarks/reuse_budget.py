@@ -47,6 +47,7 @@ STAGES = (STOCK, "retention", "admission", "yielding", "eviction")
 MERGING_STAGES = (MERGING_STOCK, "merging")
 AIM = {"retention": -0.15, "admission": -0.60, "yielding": -0.80}
 OTHERS_LIMIT = 0.05
+WANTED_PAIRS = 8
 
 
 def budget(stage: str, load: Load) -> dict[str, float]:
@@ -221,7 +222,9 @@ def table(out: Path) -> int:
             rate = " -> ".join(
                 f"{statistics.fmean(run['hit_rate'] for run in side):.3f}" for side in zip(*pairs, strict=True)
             )
-            said = verdict(name, stage, changes["visitor_median_ms"], changes["others_p90_ms"])
+            said = f"too few pairs, {WANTED_PAIRS} are wanted"
+            if len(pairs) >= WANTED_PAIRS:
+                said = verdict(name, stage, changes["visitor_median_ms"], changes["others_p90_ms"])
             missed += [f"{name}/{stage}: {said}"] if said.startswith("MISSED") else []
             print(
                 f"{name:11} {stage:10} {len(pairs):5} {cells[0]:>14} {cells[1]:>24} "
@@ -250,7 +253,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True, help="folder of the results, one JSON file a run")
     parser.add_argument("--workload", action="append", choices=LOADS)
     parser.add_argument("--stage", action="append", choices=every)
-    parser.add_argument("--pairs", type=int, default=8)
+    parser.add_argument("--pairs", type=int, default=WANTED_PAIRS)
     parser.add_argument("--seconds", type=float, default=26.0)
     parser.add_argument("--fresh", action="store_true", help="an engine start for each run")
     parser.add_argument("--table", action="store_true", help="only print the table")
