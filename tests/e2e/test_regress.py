@@ -24,8 +24,8 @@ from tuner.domain.workload import SharedPrefixWorkload, workload_sha256
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_vllm.py"
 SCHEMA = Path(__file__).with_name("junit-10.xsd")
-CALM = {"ttft_ms": 40, "token_ms": 4}
-SLOW = {"ttft_ms": 100, "token_ms": 10}
+CALM = {"ttft_ms": 150, "token_ms": 10}
+SLOW = {"ttft_ms": 350, "token_ms": 25}
 WORKLOAD = SharedPrefixWorkload(
     system_prompt_tokens=(128, 128),
     user_prompt_tokens=(8, 16),
@@ -35,7 +35,8 @@ WORKLOAD = SharedPrefixWorkload(
     request_timeout="3s",  # type: ignore[arg-type]
 )
 TOLERANT = ("--tolerance", "40")
-"""A busy test machine is no regression; the slow script is more than twice as slow."""
+"""A busy test machine is no regression; the slow script is more than twice as slow. Both are slow enough that a busy
+machine is no limit to the client either."""
 
 
 def chunktune(
@@ -103,7 +104,7 @@ def test_a_rebase_measures_a_baseline_and_keeps_the_old_one(calm: Path) -> None:
     document = json.loads(calm.read_text())
     assert document["baseline"]["starts"] == 3
     assert document["baseline"]["rounds_per_start"] == [2, 2, 2]
-    assert 35 < document["baseline"]["median"]["ttft_ms"]["p90"] < 90
+    assert 140 < document["baseline"]["median"]["ttft_ms"]["p90"] < 300
     assert [p["baseline"]["median"]["ttft_ms"]["p90"] for p in document["previous"]] == [100.5]
     assert (calm.parent / "start.json").read_text() != calm.read_text()
 
