@@ -13,8 +13,15 @@ T = TypeVar("T")
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
-def run_interruptible(main: Callable[[], Coroutine[Any, Any, T]], *, on_signal: Callable[[], None] | None = None) -> T:
+def run_interruptible(
+    main: Callable[[], Coroutine[Any, Any, T]],
+    *,
+    on_signal: Callable[[], None] | None = None,
+    kept: str = "",
+) -> T:
     """The result of `main()`; Interrupted when a signal arrived and the work has stopped.
+
+    `kept` says what of the work is kept and how it goes on.
 
     Further signals while the engine is being stopped change nothing: the stop is bounded.
     """
@@ -37,7 +44,7 @@ def run_interruptible(main: Callable[[], Coroutine[Any, Any, T]], *, on_signal: 
             return await task
         except asyncio.CancelledError:
             if received:
-                raise Interrupted("interrupted; what was measured is kept", "The same command continues.") from None
+                raise Interrupted("interrupted", kept) from None
             raise
         finally:
             for number in SIGNALS:

@@ -94,6 +94,7 @@ def _run(request: SweepRequest, profile: Profile, *, as_json: bool, quiet: bool)
         result = run_interruptible(
             lambda: run_sweep(request, SYSTEM_CLOCK, view),
             on_signal=lambda: view.message("stopping the engine; what was measured is kept"),
+            kept="What was measured is kept; the same command continues.",
         )
     _show(result, as_json=as_json)
     if result.error is not None:

@@ -164,7 +164,9 @@ class BudgetPolicy:
         most_taken = core.step_tokens // core.config.block_size + requests
         rank: Any = self._rank
         only_copy: Any = lambda key, link: core.pool.cached(key) == link.block  # noqa: E731
-        self._second_chance.before_step(most_taken, rank, only_copy)
+        self._second_chance.before_step(
+            most_taken, rank, only_copy, most_kept=len(self._kept), early=self._under_pressure
+        )
 
     def _rank(self, key: int | None, unknown: int = 0) -> int:
         if key is None:

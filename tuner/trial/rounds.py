@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from tuner.domain.outcome import Diagnosis
+from tuner.engine.causes import CAUSES
+from tuner.engine.diagnosis import cause
 from tuner.trial.progress import Progress
 from tuner.trial.session import RoundResult, Session
 
@@ -13,6 +15,11 @@ EXTRA_ATTEMPTS = 2
 
 HOPELESS = ("auth", "engine_stalled")
 """Codes of void rounds that another round on the same engine would only meet again."""
+
+_MENDS = {
+    "warm_cache": "Something between chunktune and the engine remembers prompts, or another client sends the same ones; "
+    "measure a server that nobody else uses.",
+}
 
 
 def counting(results: Sequence[RoundResult]) -> list[RoundResult]:
@@ -38,7 +45,6 @@ async def enough_rounds(
     if len(good) >= wanted:
         return None
     last = next(r for r in reversed(results) if r.measurement.void is not None)
-    return Diagnosis(
-        code=last.observation.void_code or "http_error",
-        message=f"{len(results) - len(good)} of {len(results)} rounds do not count: {last.measurement.void}",
-    )
+    code = last.observation.void_code or "http_error"
+    what = f"{len(results) - len(good)} of {len(results)} rounds do not count: {last.measurement.void}"
+    return cause(code, what) if code in CAUSES else Diagnosis(code=code, message=what, mend=_MENDS.get(code, ""))

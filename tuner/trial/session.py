@@ -25,9 +25,11 @@ from tuner.load.planner import Planner
 from tuner.load.probe import ServerFacts, probe
 from tuner.load.target import Target
 from tuner.measure import measure_round
+from tuner.scheduler.decisions import Counters
 from tuner.sim.tiny_model import resolve_model
 from tuner.telemetry import MemorySource, Sampler, Unavailable, describe_devices, memory_source, metrics_span
 from tuner.trial.launcher import EngineChoice
+from tuner.trial.plugin_log import counted_between, last_counters
 
 STALL_TIMEOUT_S = 60.0
 _MEMORY_SLACK_BYTES = 512 << 20
@@ -79,12 +81,12 @@ class SessionConfig:
         )
 
     def launch_spec(self) -> LaunchSpec:
-        """What the engine room starts. A server that tells cached tokens lets every round prove its cold start."""
+        """What the engine room starts."""
         return LaunchSpec(
             launcher=self.choice.launcher,
             kind=self.choice.kind,
             model=self.model,
-            args={"enable_prompt_tokens_details": True, **self.args},
+            args=self.args,
             env={**self.choice.env, **self.env},
             log_path=self.log_path,
             startup_timeout_s=self.startup_timeout_s,
@@ -127,6 +129,7 @@ class LiveSession:
     engine: RunningEngine | None = None
     block_size: int | None = None
     shared_prefix_tokens: int | None = None
+    reuse_budget: ReuseBudget | None = None
     on_progress: Callable[[int, int], None] | None = None
     load_s: float = 0.0
     effective: EffectiveConfig | None = field(init=False)
@@ -153,7 +156,8 @@ class LiveSession:
                 self.target,
                 plan,
                 self.clock,
-                stall_timeout_s=STALL_TIMEOUT_S,
+                # Shorter than a request may take, so that a stall is told from slow requests that time out.
+                stall_timeout_s=min(STALL_TIMEOUT_S, 0.8 * self.target.request_timeout_s),
                 died=self._died,
                 on_progress=self.on_progress,
             )
@@ -162,11 +166,14 @@ class LiveSession:
 
     async def round(self, key: str) -> RoundResult:
         plan = self.planner.plan(key)
+        counted = self._plugin_counters()
         began_s = self.clock.monotonic_s()
         async with metrics_span(self.target.base, self.clock, headers=self.target.headers) as span:
             observation = await self._drive(plan)
         ended_s = self.clock.monotonic_s()
         await self._raise_if_dead()
+        if self.engine is not None and not span.delta.plugin:
+            span.delta.plugin = counted_between(counted, self._plugin_counters())
         timeline = self.sampler.timeline(began_s, ended_s)
         breakdown = self.effective.breakdown if self.effective else MemoryBreakdown()
         measurement = measure_round(
@@ -180,6 +187,10 @@ class LiveSession:
             shared_prefix_tokens=self.shared_prefix_tokens,
         )
         return RoundResult(measurement, observation, timeline)
+
+    def _plugin_counters(self) -> Counters | None:
+        has_plugin = self.engine is not None and self.reuse_budget is not None
+        return last_counters(self.engine.log_lines()) if self.engine is not None and has_plugin else None
 
     def _died(self) -> bool:
         return self.engine is not None and self.engine.exited() is not None
@@ -224,6 +235,7 @@ async def engine_session(
             target, config.workload, config.constraints, config.seed, source, clock, engine, block_size, on_progress
         ) as session:
             say("warming up")
+            session.reuse_budget = config.reuse_budget
             await session.warm_up()
             yield session
 

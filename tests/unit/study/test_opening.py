@@ -113,7 +113,10 @@ def test_a_dead_journal_lock_and_a_cut_off_line_do_no_harm(tmp_path: Path) -> No
         file.write(b'{"op_code": 4, "worker_id": "cut')
     again = optuna.load_study(storage=open_storage(journal, None), study_name="s")
     again.add_trial(optuna.trial.create_trial(value=2.0))
-    assert [t.value for t in optuna.load_study(storage=open_storage(journal, None), study_name="s").trials] == [1.0, 2.0]
+    assert [t.value for t in optuna.load_study(storage=open_storage(journal, None), study_name="s").trials] == [
+        1.0,
+        2.0,
+    ]
 
 
 def test_a_storage_url_never_shows_its_password() -> None:
