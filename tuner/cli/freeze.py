@@ -70,7 +70,7 @@ def frozen_of(record: StudyRecord, number: int | None) -> Frozen:
 
     from tuner.domain.profile import Profile
     from tuner.errors import FileFormatError, NoVerdict, UsageError
-    from tuner.freeze import control_of, freeze_trial, repeats_of
+    from tuner.freeze import control_of, freeze_trial, load_frozen, repeats_of
 
     if number is None:
         if record.summary is None:
@@ -84,6 +84,10 @@ def frozen_of(record: StudyRecord, number: int | None) -> Frozen:
                 f"study {record.study.study} has no winner: no candidate meets the constraints",
                 "See its summary; --trial freezes a trial of your choice.",
             )
+        written = record.directory / "frozen.json"
+        if written.exists():
+            # The sweep judged the winner over all its starts; a single one of them may look different.
+            return load_frozen(written)
     chosen = next((t for t in record.trials if t.number == number), None)
     if chosen is None:
         known = ", ".join(str(t.number) for t in record.trials) or "none"

@@ -17,8 +17,8 @@ HOPELESS = ("auth", "engine_stalled")
 """Codes of void rounds that another round on the same engine would only meet again."""
 
 _MENDS = {
-    "warm_cache": "Something between chunktune and the engine remembers prompts, or another client sends the same ones; "
-    "measure a server that nobody else uses.",
+    "warm_cache": "Something before the engine remembers prompts, or another client sends the same ones; measure a "
+    "server that nobody else uses.",
 }
 
 
