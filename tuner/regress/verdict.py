@@ -40,9 +40,9 @@ Word = Literal["ok", "regressed", "improved", "inconclusive", "not comparable"]
 class Rules:
     """What counts as an alarm. Probabilities are of a night on which nothing has changed."""
 
-    alarm: float = 0.006
+    alarm: float = 0.0058
     """Of an alarm out of tonight's starts alone, over all metrics of the gate."""
-    alarm_with_last_night: float = 0.004
+    alarm_with_last_night: float = 0.002
     """Of an alarm that needs last night's starts too, on top."""
     suspicion: float = 0.10
     """A metric this improbable asks for another look."""
