@@ -50,6 +50,9 @@ class Rules:
     """A metric still this improbable after the last look is inconclusive."""
     tolerance: float | None = None
     """Relative change that is put up with; None: the standard deviation of one start."""
+    machine_allowance: float = 0.10
+    """Largest change that the stock control may excuse: days differ by some percent; a machine that is slower
+    than that delivers less, whatever is to blame."""
     looks: int = 3
     """Looks a night at most; 1: never more than the planned starts."""
     prior: Prior = field(default_factory=Prior)
@@ -202,9 +205,9 @@ def overall(words: Sequence[Word]) -> Word:
 def explained_by_control(frozen: Evidence, control: Evidence, metric: str, rules: Rules) -> bool:
     """Whether the stock control got worse tonight too, and the frozen configuration against it did not.
 
-    The control has to have moved beyond doubt of its own (a laxer bar clears more real regressions than false
-    alarms), and what is left of the frozen configuration's change after
-    taking the control's off must be no longer significant, or within the tolerance.
+    The change has to be within the allowance for the machine. The control has to have moved beyond doubt of
+    its own: a laxer bar clears more real regressions than false alarms. And what is left of the frozen
+    configuration's change after taking the control's off must be no longer significant, or within the tolerance.
     """
     groups = [group_of(s) for s in (frozen.baseline, frozen.tonight, control.baseline, control.tonight)]
     frozen_then, frozen_now, control_then, control_now = groups
@@ -215,6 +218,8 @@ def explained_by_control(frozen: Evidence, control: Evidence, metric: str, rules
     if control_test.p_worse > rules.undecided:
         return False
     sign = -1.0 if higher_is_better(metric) else 1.0
+    if sign * (frozen_now.level - frozen_then.level) > math.log1p(rules.machine_allowance):
+        return False
     left = sign * ((frozen_now.level - frozen_then.level) - (control_now.level - control_then.level))
     sd = math.hypot(spread.difference_sd(frozen_then, frozen_now), spread.difference_sd(control_then, control_now))
     return upper_tail(left / sd, spread.dof) > rules.undecided or left <= control_test.tolerance

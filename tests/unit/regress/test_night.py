@@ -86,9 +86,15 @@ async def test_the_control_is_interleaved_turn_about_and_only_with_the_extra_sta
 
 
 async def test_what_the_machine_did_to_stock_too_is_not_the_configurations_fault() -> None:
-    result = await night(ScriptedStarts({"frozen": [120.0], "stock": [144.0]}), control="always")
+    result = await night(ScriptedStarts({"frozen": [108.0], "stock": [129.6]}), control="always")
     assert result.verdict == "ok"
     assert any("machine" in note for note in result.notes)
+
+
+async def test_a_machine_that_delivers_far_less_is_a_regression_with_the_machine_for_a_suspect() -> None:
+    result = await night(ScriptedStarts({"frozen": [150.0], "stock": [180.0]}), control="always")
+    assert result.verdict == "regressed"
+    assert any("stock configuration changed too" in s for s in result.suspects)
 
 
 async def test_a_steady_control_leaves_the_regression_where_it_is() -> None:

@@ -163,11 +163,16 @@ def test_the_gravest_word_wins() -> None:
     assert overall([]) == "ok"
 
 
-def test_a_machine_that_slowed_everything_explains_it() -> None:
-    frozen = Evidence(STEADY, scaled(1.2))
-    assert explained_by_control(frozen, Evidence(STEADY, scaled(1.2)), TTFT, Rules())
+def test_a_machine_that_slowed_everything_a_little_explains_it() -> None:
+    frozen = Evidence(STEADY, scaled(1.08))
+    assert explained_by_control(frozen, Evidence(STEADY, scaled(1.08)), TTFT, Rules())
     assert not explained_by_control(frozen, Evidence(STEADY, STEADY), TTFT, Rules())
-    assert not explained_by_control(Evidence(STEADY, scaled(1.6)), Evidence(STEADY, scaled(1.2)), TTFT, Rules())
+    assert not explained_by_control(Evidence(STEADY, scaled(1.6)), Evidence(STEADY, scaled(1.08)), TTFT, Rules())
+
+
+def test_a_machine_that_is_far_slower_is_no_excuse() -> None:
+    both = Evidence(STEADY, scaled(1.5))
+    assert not explained_by_control(both, both, TTFT, Rules())
 
 
 VALUES = st.lists(st.lists(st.floats(min_value=20, max_value=200), min_size=1, max_size=3), min_size=2, max_size=5)
