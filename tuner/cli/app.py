@@ -45,9 +45,8 @@ def _root(
     """Finds the chunked-prefill and prefix-reuse settings of `vllm serve` with the lowest, steadiest TTFT."""
 
 
-for command in (sweep, freeze, regress, bench, compare, report, doctor):
+for command in (sweep, freeze, regress, bench, compare, report, doctor, serve):
     app.command()(with_exit_code(command))
-app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})(with_exit_code(serve))
 
 
 def main() -> None:

@@ -61,6 +61,8 @@ class Trial(Document):
     """Asked for."""
     effective_args: dict[str, Scalar] | None = None
     """Read back from the engine."""
+    model_revision: str | None = None
+    """Of the weights that the engine loaded, where it is known."""
     knobs: dict[str, Scalar] = Field(default_factory=dict)
     reuse_budget: ReuseBudget | None = None
     command: list[str] = Field(default_factory=list)

@@ -282,10 +282,15 @@ class _Sweep:
         self.progress.trial_finished(trial)
 
     def _learn(self, trial: Trial) -> None:
-        """What one start teaches about all: the engine's real block size, and the chunk it takes at least."""
+        """What one start teaches about all: the block size, the model's revision, the chunk it takes at least."""
         block = (trial.effective_args or {}).get("block_size")
         if isinstance(block, int) and not isinstance(block, bool):
             self.block_size = block
+        known = self.study_file.fingerprint
+        if trial.model_revision is not None and known.model_revision is None:
+            seen = known.model_copy(update={"model_revision": trial.model_revision})
+            self.study_file = self.study_file.model_copy(update={"fingerprint": seen})
+            write_json(self.directory.study_file, self.study_file.to_json())
         if trial.bound is not None:
             self.smallest_chunk = max(self.smallest_chunk, trial.bound)
 

@@ -42,6 +42,7 @@ class _Progressing:
     results: list[RoundResult] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
     effective_args: dict[str, Scalar] | None = None
+    model_revision: str | None = None
     warnings: list[str] = field(default_factory=list)
     start_s: float = 0.0
 
@@ -92,6 +93,7 @@ def _note_start(state: _Progressing, session: LiveSession) -> None:
     if session.engine is not None:
         state.start_s = session.engine.start_s
         state.effective_args = dict(session.engine.effective.args)
+        state.model_revision = session.engine.effective.model_revision
     state.warnings += session.planner.labels
 
 
@@ -136,6 +138,7 @@ def _trial(state: _Progressing, outcome: State, diagnosis: Diagnosis | None, tim
         simulated=plan.config.choice.simulated,
         engine_args=plan.config.args,
         effective_args=state.effective_args,
+        model_revision=state.model_revision,
         knobs=plan.candidate.knobs,
         reuse_budget=plan.candidate.effective_budget,
         command=state.command,
