@@ -168,3 +168,13 @@ async def _both_means(base_url: str) -> tuple[float, float]:
     ours = [r.ttft_ms for r in observation.records if r.ttft_ms is not None]
     assert span.delta.server_ttft_mean_ms is not None
     return sum(ours) / len(ours), span.delta.server_ttft_mean_ms
+
+
+def test_the_frozen_study_is_ok_when_it_runs_again(study: Path, tmp_path: Path) -> None:
+    """The loop of freeze and regress; the tolerance is wide because a shared machine is no ruler."""
+    frozen = study / "frozen.json"
+    done = chunktune(
+        "regress", frozen, "--starts", 1, "--tolerance", 60, "--control", "never", "--json", cwd=tmp_path, timeout_s=900
+    )
+    assert done.returncode == 0, done.stderr[-3000:] + done.stdout[-2000:]
+    assert json.loads(done.stdout)["verdict"] in ("ok", "improved")
