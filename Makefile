@@ -23,7 +23,7 @@ sweep: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint
 	$(PYTEST) tests/unit -n 2 -q
-	$(PYTEST) tests/contract tests/integration tests/e2e -q
+	$(PYTEST) tests/contract tests/integration tests/e2e -q --durations=15
 
 unit: $(VENV)/.installed-dev
 	$(PYTEST) tests/unit -q

@@ -67,7 +67,7 @@ def test_an_unknown_kind_names_the_known_ones() -> None:
 
 
 def test_a_memory_limit_below_the_preallocation_is_refused_with_the_reason() -> None:
-    with pytest.raises(ProfileError, match="can never hold.*preallocates"):
+    with pytest.raises(ProfileError, match=r"can never hold.*preallocates"):
         parse_profile(BASE + "constraints: [memory.peak_fraction <= 0.5]\n")
 
 
@@ -77,7 +77,7 @@ def test_a_memory_limit_above_the_preallocation_is_fine() -> None:
 
 
 def test_both_arrivals_are_refused() -> None:
-    with pytest.raises(ProfileError, match="either concurrency .* or rate"):
+    with pytest.raises(ProfileError, match=r"either concurrency .* or rate"):
         parse_profile(BASE, overrides=["workload.rate=3"])
 
 

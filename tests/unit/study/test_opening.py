@@ -81,7 +81,7 @@ def test_a_study_of_another_schema_is_refused(tmp_path: Path) -> None:
     opened(tmp_path / "s")
     file = tmp_path / "s/study.json"
     file.write_text(file.read_text().replace("chunktune.study/1", "chunktune.study/9"))
-    with pytest.raises(FileFormatError, match="chunktune.study/9"):
+    with pytest.raises(FileFormatError, match=r"chunktune\.study/9"):
         opened(tmp_path / "s")
 
 
