@@ -19,7 +19,15 @@ def dump_json(value: Any) -> bytes:
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` so that a reader sees the old file or the new one, also after a kill or a power cut."""
+    """Write `data` so that a reader sees the old file or the new one, also after a kill or a power cut.
+
+    A link is followed, and a pipe or device is written to: replaced, `/dev/null` would be a plain file
+    for the whole machine.
+    """
+    if path.exists() and not path.is_file():
+        path.write_bytes(data)
+        return
+    path = Path(os.path.realpath(path))
     path.parent.mkdir(parents=True, exist_ok=True)
     fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
