@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -79,7 +80,7 @@ class StudyDirectory:
         folder = self.path / "trials"
         if not folder.is_dir():
             return []
-        return sorted(int(f.name) for f in folder.iterdir() if f.is_dir() and f.name.isdigit())
+        return sorted(int(f.name) for f in folder.iterdir() if f.is_dir() and f.name.isdecimal())
 
     def write_trial(self, trial: Trial) -> None:
         write_json(self.trial_file(trial.number), trial.to_json())
@@ -141,7 +142,10 @@ def newest_study(out: Path) -> Path:
 def read_requests(directory: Path, trial: int, round_number: int) -> list[RequestRecord]:
     """The requests of one round; times are seconds since the round began."""
     path = StudyDirectory(directory).trial_dir(trial) / f"round-{round_number}.requests.jsonl.gz"
-    return [RequestRecord(**_known(RequestRecord, row)) for row in _read_lines_gz(path)]
+    try:
+        return [RequestRecord(**_known(RequestRecord, row)) for row in _read_lines_gz(path)]
+    except TypeError:
+        raise _not_ours(path) from None
 
 
 def read_observation(directory: Path, trial: int, round_number: int) -> RoundObservation:
@@ -161,9 +165,12 @@ def read_observation(directory: Path, trial: int, round_number: int) -> RoundObs
 def read_telemetry(directory: Path, trial: int, round_number: int) -> MemoryTimeline:
     """The memory samples of one round; times are seconds since the round began."""
     path = StudyDirectory(directory).trial_dir(trial) / f"round-{round_number}.telemetry.jsonl.gz"
-    head, *rows = _read_lines_gz(path)
-    samples = [MemorySample(**_known(MemorySample, row)) for row in rows]
-    return MemoryTimeline(head["source"], samples, head["total_bytes"], head["reason"])
+    try:
+        head, *rows = _read_lines_gz(path)
+        samples = [MemorySample(**_known(MemorySample, row)) for row in rows]
+        return MemoryTimeline(head["source"], samples, head["total_bytes"], head["reason"])
+    except (KeyError, TypeError, ValueError):
+        raise _not_ours(path) from None
 
 
 def _known_studies(directory: Path) -> str:
@@ -200,10 +207,17 @@ def _lines_gz(rows: list[dict[str, Any]]) -> bytes:
     return gzip.compress(text, compresslevel=5, mtime=0)
 
 
+def _not_ours(path: Path) -> FileFormatError:
+    return FileFormatError(f"{path} is damaged: its lines are not what a round writes")
+
+
 def _read_lines_gz(path: Path) -> list[dict[str, Any]]:
     try:
-        return [orjson.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+        rows: list[Any] = [orjson.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
     except FileNotFoundError:
         raise FileFormatError(f"{path} does not exist") from None
-    except (OSError, EOFError, orjson.JSONDecodeError) as error:
+    except (OSError, EOFError, zlib.error, orjson.JSONDecodeError) as error:
         raise FileFormatError(f"{path} is damaged: {error}") from None
+    if not all(isinstance(row, dict) for row in rows):
+        raise _not_ours(path)
+    return rows
