@@ -20,6 +20,8 @@ def apply_overrides(value: dict[str, Any], overrides: list[str]) -> dict[str, An
             new = yaml.safe_load(raw)
         except yaml.YAMLError:
             raise UsageError(f"--set {text!r}: the value is not valid YAML") from None
+        except RecursionError:
+            raise UsageError(f"--set {text[:40]!r}...: the value is nested too deeply") from None
         result = _with(result, dotted.strip().split("."), new, text)
     return result
 
@@ -27,7 +29,7 @@ def apply_overrides(value: dict[str, Any], overrides: list[str]) -> dict[str, An
 def _with(value: Any, keys: list[str], new: Any, text: str) -> Any:
     head, *rest = keys
     if isinstance(value, list):
-        if not head.isdigit() or int(head) >= len(value):
+        if not head.isdecimal() or int(head) >= len(value):
             raise UsageError(f"--set {text!r}: {head!r} is no index of a list of {len(value)}")
         copied = list(value)
         copied[int(head)] = _with(value[int(head)], rest, new, text) if rest else new

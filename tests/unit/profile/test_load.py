@@ -1,5 +1,6 @@
 """Profiles: what is accepted, and what the errors say."""
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -87,7 +88,17 @@ def test_an_override_is_read_as_yaml() -> None:
     assert profile.space.knobs["max_num_batched_tokens"] == [64, 96]
 
 
-@pytest.mark.parametrize("text", ["workload.requests", "=3", "workload.requests.deep=3", "constraints.7=x"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "workload.requests",
+        "=3",
+        "workload.requests.deep=3",
+        "constraints.7=x",
+        "constraints.²=x",
+        "rounds=" + "[" * 3000,
+    ],
+)
 def test_a_bad_override_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError):
         parse_profile(BASE + "constraints: [ttft_ms.p99 <= 280]\n", overrides=[text])
@@ -97,6 +108,21 @@ def test_a_bad_override_is_a_usage_error(text: str) -> None:
 def test_what_is_no_profile_is_refused(text: str) -> None:
     with pytest.raises(ProfileError):
         parse_profile(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "engine: &a {args: *a}",
+        "engine: {args: {a: " + "[" * 3000 + "]" * 3000 + "}}",
+        "engine: {args: {a: " + "{a: " * 300 + "1" + "}" * 300 + "}}",
+        "a: &a [x,x,x,x,x,x,x,x,x,x]\n"
+        + "".join(f"{b}: &{b} [{','.join([f'*{a}'] * 10)}]\n" for a, b in pairwise("abcdefghi")),
+    ],
+)
+def test_a_profile_without_end_is_refused(text: str) -> None:
+    with pytest.raises(ProfileError, match="alias"):
+        parse_profile(BASE + text)
 
 
 def test_another_version_is_refused() -> None:
