@@ -42,6 +42,10 @@ class EngineSpec(Document):
     """Tokens of a KV block when neither `args` nor the engine says; 16 otherwise."""
 
 
+_LARGEST = 1e15
+"""Of a range: above it, a float does not tell whole numbers apart."""
+
+
 class KnobRange(Document):
     """A numeric knob between `low` and `high`, both included."""
 
@@ -54,6 +58,10 @@ class KnobRange(Document):
     def _ordered(self) -> KnobRange:
         if self.low > self.high:
             raise ValueError(f"low ({self.low:g}) is above high ({self.high:g})")
+        if max(abs(self.low), abs(self.high)) > _LARGEST:
+            raise ValueError(f"low and high are at most {_LARGEST:g}")
+        if self.step is not None and self.step * _LARGEST < 1:
+            raise ValueError(f"step ({self.step:g}) has to be above 0; leave it out for any value between")
         if self.log and self.step is not None:
             raise ValueError("log and step do not go together (Optuna takes one of them)")
         if self.log and self.low <= 0:

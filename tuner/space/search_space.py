@@ -14,6 +14,7 @@ from tuner.space.alignment import DEFAULT_BLOCK_SIZE, is_aligned, nearest_aligne
 
 BUDGET_PREFIX = "reuse_budget."
 _STEPS_AN_OCTAVE = 8
+_LISTED = 100_000
 
 
 @dataclass(frozen=True)
@@ -68,9 +69,10 @@ class SearchSpace:
 
     @property
     def size(self) -> int | None:
-        """Number of different combinations; None when it is not finite."""
+        """Number of different combinations; None when it is not finite, or too large to list them."""
         counts = [knob.count for knob in self.knobs]
-        return None if any(c is None for c in counts) else math.prod(c for c in counts if c is not None)
+        size = math.prod(c for c in counts if c is not None)
+        return None if None in counts or size > _LISTED else size
 
     def combinations(self) -> Iterator[dict[str, Scalar]]:
         """Every combination of a finite space, in an order that covers it early (see `spread`)."""
@@ -154,6 +156,8 @@ def _range(name: str, spec: KnobRange, block: int) -> Knob:
     integer = all(v is None or float(v).is_integer() for v in (spec.low, spec.high, spec.step))
     if name != CHUNK_KNOB:
         return Range(name, spec.low, spec.high, spec.step, spec.log, integer)
+    if not integer:
+        raise ProfileError(f"space.{name}: low, high and step are whole numbers of tokens")
     check_alignment(int(spec.low), block)
     check_alignment(int(spec.high), block)
     if spec.log:

@@ -36,7 +36,7 @@ def preview(request: SweepRequest) -> Iterator[Line]:
     starts: list[tuple[str, Candidate]] = [("stock", Candidate(knobs={})), *reference_candidates(profile)]
     if space.size is not None:
         seen: dict[str, Candidate] = {}
-        for values in itertools.islice(space.combinations(), 100_000):
+        for values in space.combinations():
             candidate = space.candidate(values)
             seen.setdefault(candidate.model_dump_json(), candidate)
         starts += [(label_of(c), c) for c in itertools.islice(seen.values(), PREVIEWED)]

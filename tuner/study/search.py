@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,7 +89,7 @@ class Search:
         return Suggestion(candidate, trial)
 
     def _first_untried(self) -> Suggestion | None:
-        if self._space.size is None or self._space.size > 100_000:
+        if self._space.size is None:
             return None
         for values in self._space.combinations():
             if _key(self._space.candidate(values)) not in self._seen:
@@ -169,7 +168,7 @@ def settle_leftovers(study: optuna.Study, trials: list[Trial], profile: Profile)
 
 def planned_candidates(space: SearchSpace, profile: Profile) -> int:
     """How many candidates a study of this profile measures at most."""
-    distinct = _count(space) if space.size is not None and space.size <= 100_000 else None
+    distinct = _count(space) if space.size is not None else None
     if profile.budget.trials is not None:
         return profile.budget.trials if distinct is None else min(distinct, profile.budget.trials)
     if distinct is not None and distinct <= ENUMERATE_UP_TO:
@@ -187,7 +186,7 @@ def _distinct(space: SearchSpace) -> Iterator[dict[str, Scalar]]:
 
 
 def _count(space: SearchSpace) -> int:
-    return sum(1 for _ in itertools.islice(_distinct(space), 100_001))
+    return sum(1 for _ in _distinct(space))
 
 
 def _key(candidate: Candidate) -> str:

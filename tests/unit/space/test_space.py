@@ -84,3 +84,29 @@ def test_a_budget_outside_its_bounds_is_refused() -> None:
 @given(st.lists(st.integers(), unique=True, max_size=40))
 def test_spread_is_a_permutation(values: list[int]) -> None:
     assert sorted(spread(tuple(values))) == sorted(values)  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize(
+    "text", ["{low: 1, high: 1.0e12}", "{low: 1, high: 900_000}", "{low: 0, high: 1, step: 1.0e-9}"]
+)
+def test_a_range_too_large_to_list_is_sampled(text: str) -> None:
+    assert space(f"space.max_num_seqs={text}").size is None
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("{low: 0, high: 9, step: 0}", "above 0"),
+        ("{low: 0, high: 9, step: -1}", "above 0"),
+        ("{low: 0, high: 1, step: 1.0e-300}", "above 0"),
+        ("{low: 1, high: 1.0e+300}", "at most"),
+    ],
+)
+def test_a_range_without_sense_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ProfileError, match=says):
+        space(f"space.max_num_seqs={text}")
+
+
+def test_a_range_of_chunks_is_in_whole_tokens() -> None:
+    with pytest.raises(ProfileError, match="whole numbers of tokens"):
+        space("space.max_num_batched_tokens={low: 128, high: 256, step: 16.5}")
