@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.options import (
+    MAX_SEED,
     JsonOption,
     KeyOption,
     ModelOption,
@@ -33,7 +34,10 @@ def bench(
     overrides: SetOption = None,
     rounds: RoundsOption = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", help="Seed of the prompts. [new each time, so that nothing is cached]")
+        int | None,
+        typer.Option(
+            "--seed", min=0, max=MAX_SEED, help="Seed of the prompts. [new each time, so that nothing is cached]"
+        ),
     ] = None,
     as_json: JsonOption = False,
     quiet: QuietOption = False,

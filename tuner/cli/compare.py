@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tuner.cli.options import (
+    MAX_SEED,
     Engine,
     EngineOption,
     JsonOption,
@@ -51,7 +52,9 @@ def compare(
     overrides: SetOption = None,
     engine: EngineOption = Engine.auto,
     vllm: VllmOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the prompts. [new each time]")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the prompts. [new each time]")
+    ] = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
     quiet: QuietOption = False,

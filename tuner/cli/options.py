@@ -17,6 +17,9 @@ class Engine(StrEnum):
     sim = "sim"
 
 
+MAX_SEED = 2**32 - 1
+"""What NumPy's generators take."""
+
 ProfileArgument = Annotated[
     str | None, typer.Argument(help="A profile: a path, or a name in profiles/. Default: default.", show_default=False)
 ]
@@ -32,7 +35,7 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUE", help="Override a profile field, such as workload.requests=100."),
 ]
 RoundsOption = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds per trial. [profile, else 3]")]
-SeedOption = Annotated[int, typer.Option("--seed", help="Seed of prompts and sampler.")]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of prompts and sampler.")]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where studies land.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")]

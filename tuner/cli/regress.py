@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from tuner.cli.options import Engine, EngineOption, JsonOption, OutOption, QuietOption, VllmOption
+from tuner.cli.options import MAX_SEED, Engine, EngineOption, JsonOption, OutOption, QuietOption, VllmOption
 
 if TYPE_CHECKING:
     from tuner.domain.frozen import Frozen
@@ -64,7 +64,9 @@ def regress(
     ] = None,
     engine: EngineOption = Engine.auto,
     vllm: VllmOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="Seed of the prompts. [new each night]")] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the prompts. [new each night]")
+    ] = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
     quiet: QuietOption = False,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Final, Literal
 
-from pydantic import Field
+from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from tuner.domain.base import Document
 from tuner.domain.candidate import ReuseBudget, Scalar
 from tuner.domain.measurement import Ci95, Measurement
 from tuner.domain.outcome import Fingerprint
-from tuner.domain.profile import ConstraintText, Hardware, Objective
+from tuner.domain.profile import ConstraintText, Environment, Hardware, MetricName, Objective
 from tuner.domain.workload import Workload
 
 FROZEN_SCHEMA: Final = "chunktune.frozen/1"
@@ -19,7 +19,7 @@ FROZEN_SCHEMA: Final = "chunktune.frozen/1"
 class Baseline(Document):
     """What the frozen configuration delivered when it was frozen."""
 
-    starts: int
+    starts: PositiveInt
     """Fresh engine starts behind it."""
     rounds: list[Measurement]
     rounds_per_start: list[int] = Field(default_factory=list)
@@ -56,9 +56,9 @@ class Frozen(Document):
     engine_args: dict[str, Scalar]
     reuse_budget: ReuseBudget | None = None
     command: list[str]
-    engine_env: dict[str, str] = Field(default_factory=dict)
+    engine_env: Environment = Field(default_factory=lambda: dict[str, str]())
     """Environment the engine was measured with; never a secret."""
-    startup_timeout_s: float = 1200.0
+    startup_timeout_s: NonNegativeFloat = 1200.0
     hardware: Hardware = Hardware()
     fingerprint: Fingerprint
     workload: Workload
@@ -68,7 +68,7 @@ class Frozen(Document):
     """Null when the frozen configuration is the stock one, or stock was not measured."""
     objective: Objective
     constraints: list[ConstraintText] = Field(default_factory=list)
-    regress_metrics: list[str] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
+    regress_metrics: list[MetricName] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
     study: StudyRef
     previous: list[dict[str, Any]] = Field(default_factory=list)
     """Older baselines, kept by a rebase."""

@@ -111,6 +111,12 @@ def metric_names() -> list[str]:
     return names
 
 
+def is_group_metric(path: str) -> bool:
+    """Whether the path is `groups.<class>.<statistic>`, the TTFT of one class of a mixed load."""
+    parts = path.split(".")
+    return len(parts) == 3 and parts[0] == "groups" and parts[1] != "" and parts[2] in _STATISTICS
+
+
 def metric(measurement: Measurement, path: str) -> float | None:
     """The value at a path such as `ttft_ms.p90`; None when it was not measured.
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
 
 from tuner.domain.base import Document
 from tuner.domain.candidate import CHUNK_KNOB, Scalar
-from tuner.domain.measurement import Measurement, metric, metric_names
+from tuner.domain.measurement import Measurement, is_group_metric, metric, metric_names
 from tuner.domain.units import Duration
 from tuner.domain.workload import Workload
 
@@ -29,12 +29,22 @@ class Hardware(Document):
     """The name under which aiconfigurator-core knows the model; the profile's model when null."""
 
 
+def _settable(env: dict[str, str]) -> dict[str, str]:
+    for name, value in env.items():
+        if not name or "=" in name or "\0" in name + value:
+            raise ValueError(f"{name!r} cannot be set in an environment: a name has no '=', nothing has a NUL")
+    return env
+
+
+Environment = Annotated[dict[str, str], AfterValidator(_settable)]
+
+
 class EngineSpec(Document):
     """How `vllm serve` is started for every candidate."""
 
     args: dict[str, Scalar] = Field(default_factory=dict)
     """`vllm serve` options in snake case."""
-    env: dict[str, str] = Field(default_factory=dict)
+    env: Environment = Field(default_factory=lambda: dict[str, str]())
     """Environment of the engine, laid over that of the command; no secrets here."""
     startup_timeout: Duration = 1200.0
     """How long a start may take until the engine is ready."""
@@ -117,7 +127,7 @@ _CONSTRAINT = re.compile(r"^\s*([\w.]+)\s*(<=|>=|==|<|>)\s*([-+]?\d+(?:\.\d+)?(?
 
 
 def _known_metric(path: str) -> str:
-    if path not in metric_names() and not path.startswith("groups."):
+    if path not in metric_names() and not is_group_metric(path):
         import difflib
 
         near = difflib.get_close_matches(path, metric_names(), n=1, cutoff=0.5)
@@ -125,11 +135,14 @@ def _known_metric(path: str) -> str:
     return path
 
 
+MetricName = Annotated[str, AfterValidator(_known_metric)]
+
+
 class Constraint(Document):
     """A comparison of one metric with a number, such as `ttft_ms.p99 <= 280`."""
 
-    metric: str
-    op: str
+    metric: MetricName
+    op: Literal["<=", ">=", "==", "<", ">"]
     limit: float
 
     @classmethod
@@ -139,7 +152,7 @@ class Constraint(Document):
         if match is None:
             raise ValueError(f"{text!r} is no comparison such as 'ttft_ms.p99 <= 280'")
         path, op, limit = match.groups()
-        return cls(metric=_known_metric(path), op=op, limit=float(limit))
+        return cls.model_validate({"metric": path, "op": op, "limit": float(limit)})
 
     def allows(self, value: float) -> bool:
         """Whether a value of the metric is within the limit."""
@@ -237,7 +250,7 @@ class Profile(Document):
     constraints: list[ConstraintText] = Field(default_factory=list)
     """Limits that a winner has to meet, over the medians of the rounds."""
     budget: Budget = Budget()
-    regress_metrics: list[str] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
+    regress_metrics: list[MetricName] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
     """Metrics that the nightly gate stands on."""
 
     @model_validator(mode="after")

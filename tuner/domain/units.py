@@ -55,7 +55,7 @@ Duration = Annotated[float, BeforeValidator(_duration_before), PlainSerializer(_
 
 def _range_before(value: Any) -> Any:
     if isinstance(value, int) and not isinstance(value, bool):
-        return (value, value)
+        value = (value, value)
     if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int) for v in value):
         low, high = value
         if low > high:

@@ -1,5 +1,6 @@
 """Profiles: what is accepted, and what the errors say."""
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -123,6 +124,27 @@ def test_what_is_no_profile_is_refused(text: str) -> None:
 def test_a_profile_without_end_is_refused(text: str) -> None:
     with pytest.raises(ProfileError, match="alias"):
         parse_profile(BASE + text)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("constraints: [{metric: ttft_ms.p90, op: '!!', limit: 4}]", "constraints.0.op"),
+        ("constraints: [{metric: ttft.p90, op: '<=', limit: 4}]", "did you mean 'ttft_ms.p90'"),
+        ("constraints: [groups.short <= 4]", "no metric 'groups.short'"),
+        ("regress_metrics: [ttft.p90]", "did you mean 'ttft_ms.p90'"),
+        ("engine: {env: {A=B: x}}", "cannot be set in an environment"),
+        ('engine: {env: {A: "x\\0"}}', "cannot be set in an environment"),
+    ],
+)
+def test_what_would_fail_later_is_refused_now(text: str, says: str) -> None:
+    with pytest.raises(ProfileError, match=re.escape(says)):
+        parse_profile(BASE + text)
+
+
+def test_token_counts_are_not_negative() -> None:
+    with pytest.raises(ProfileError, match="not negative"):
+        parse_profile(BASE, overrides=["workload.system_prompt_tokens=-1"])
 
 
 def test_another_version_is_refused() -> None:
