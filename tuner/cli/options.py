@@ -58,4 +58,9 @@ def api_key(variable: str | None) -> str | None:
     key = os.environ.get(variable)
     if not key:
         raise UsageError(f"the environment variable {variable} (from --api-key-env) is not set or empty")
+    if any(ord(c) < 32 or ord(c) == 127 for c in key):
+        raise UsageError(
+            f"the key in the environment variable {variable} holds a control character, such as a line's end",
+            "Set it without, for example with $(cat FILE).",
+        )
     return key

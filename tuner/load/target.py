@@ -71,6 +71,7 @@ def split_address(url: str) -> Address:
     try:
         parts = urlsplit(url.strip())
         port = parts.port
+        (parts.hostname or "").encode("idna")
     except ValueError as error:
         raise UsageError(f"{url!r} is no server address: {error}", mend) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:

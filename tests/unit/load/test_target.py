@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tuner.cli.options import api_key
 from tuner.errors import UsageError
 from tuner.load.proxied import needs_proxy
 from tuner.load.target import Target, is_loopback, split_address
@@ -21,7 +22,9 @@ def test_a_path_before_v1_stays() -> None:
     assert split_address(Target("https://h/gateway/v1").base).path == "/gateway"
 
 
-@pytest.mark.parametrize("url", ["h:8000", "ftp://h", "http://", "http://h:99999", "http://u:p@h", "http://h/?a=1"])
+@pytest.mark.parametrize(
+    "url", ["h:8000", "ftp://h", "http://", "http://h:99999", "http://u:p@h", "http://h/?a=1", "http://" + "h" * 64]
+)
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         Target(url)
@@ -32,6 +35,13 @@ def test_the_key_is_not_shown() -> None:
     target = Target("http://h", api_key="sk-secret")
     assert "sk-secret" not in repr(target)
     assert target.headers["Authorization"] == "Bearer sk-secret"
+
+
+def test_a_key_that_no_header_can_carry_is_named_and_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THE_KEY", "sk-secret\n")
+    with pytest.raises(UsageError, match="THE_KEY holds a control character") as caught:
+        api_key("THE_KEY")
+    assert "sk-secret" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
