@@ -42,6 +42,16 @@ def write_whole(path: Path, data: bytes) -> None:
         raise
 
 
+def refuse_foreign(path: Path, mark: bytes) -> None:
+    """FileFormatError before a file is replaced that has something in it, and not `mark` near its start."""
+    if not path.is_file():
+        return
+    with path.open("rb") as file:
+        head = file.read(4096)
+    if head.strip() and mark not in head:
+        raise FileFormatError(f"{path} exists and was not written by chunktune", "Remove it, or name another file.")
+
+
 def write_json(path: Path, value: Any) -> None:
     """`write_whole` of a JSON document."""
     write_whole(path, dump_json(value))

@@ -73,6 +73,8 @@ def regress(
 ) -> int:
     """Run a frozen configuration on fresh starts and judge it against its baseline."""
     from tuner.clock import SYSTEM_CLOCK
+    from tuner.errors import UsageError
+    from tuner.files import refuse_foreign
     from tuner.freeze import load_frozen
     from tuner.regress.history import baseline_id, read_nights
     from tuner.regress.night import NightPlan
@@ -83,6 +85,10 @@ def regress(
     document = load_frozen(frozen)
     for path in (junit, markdown, history, rebase):
         check_writable(path)
+        if path is not None and path != rebase and path.exists() and path.samefile(frozen):
+            raise UsageError(f"{path} is the frozen file itself", "Name another file.")
+    if junit is not None:
+        refuse_foreign(junit, b"<testsuite")
     if rebase is not None and rebase.exists():
         load_frozen(rebase)
     nights, damaged = read_nights(history, baseline_id(document)) if history else ([], 0)

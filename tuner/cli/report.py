@@ -27,7 +27,7 @@ def report(
     ] = None,
 ) -> int:
     """Write one self-contained HTML file about a study; it opens offline and prints."""
-    from tuner.files import write_whole
+    from tuner.files import refuse_foreign, write_whole
     from tuner.report.html import render
     from tuner.trial.artifacts import newest_study, read_study
 
@@ -38,6 +38,7 @@ def report(
         raise UsageError(f"{path} is a folder", f"Name a file, such as {path / 'report.html'}.")
     page = render(collect(record))
     try:
+        refuse_foreign(path, b"chunktune report")
         write_whole(path, page.encode())
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None

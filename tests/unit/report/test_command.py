@@ -78,3 +78,11 @@ def test_the_wrong_folder_or_target_is_one_clear_error(tmp_path: Path) -> None:
     directory = on_disk(studies.one_trial(), tmp_path / "s")
     with pytest.raises(UsageError, match="is a folder"):
         report(directory.path, tmp_path)
+
+
+def test_a_report_replaces_reports_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    directory = on_disk(studies.one_trial(), tmp_path / "s")
+    with pytest.raises(FileFormatError, match=r"study\.json exists and was not written by chunktune"):
+        report(directory.path, directory.study_file)
+    read_study(directory.path)
+    assert report(directory.path) == report(directory.path) == 0
