@@ -29,7 +29,7 @@ _MAY_CHANGE = {"budget", "description", "regress_metrics"}
 
 def study_path(out: Path, name: str, *, fresh: bool) -> Path:
     """Where a study of that name lies; with `fresh`, the first free name after it, so that nothing is lost."""
-    if not name or name in (".", "..") or "/" in name or "\0" in name:
+    if not name or name in (".", "..") or "/" in name or not name.isprintable():
         raise UsageError(f"{name!r} cannot be the name of a study: it becomes a folder", "Use --study NAME.")
     path = out / name
     if not fresh:

@@ -96,7 +96,7 @@ def test_fresh_takes_a_new_name_and_deletes_nothing(tmp_path: Path) -> None:
     assert study_path(tmp_path, "s", fresh=False) == tmp_path / "s"
 
 
-@pytest.mark.parametrize("name", ["", "..", "a/b"])
+@pytest.mark.parametrize("name", ["", "..", "a/b", "a\nb", "\ud800"])
 def test_a_name_that_is_no_folder_is_refused(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError):
         study_path(tmp_path, name, fresh=False)
