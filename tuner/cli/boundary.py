@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import sys
@@ -14,7 +15,7 @@ from typing import Any
 import typer
 
 from tuner.clock import SYSTEM_CLOCK
-from tuner.errors import ChunktuneError
+from tuner.errors import ChunktuneError, UsageError
 
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
@@ -28,6 +29,20 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., None]:
         raise typer.Exit(_exit_code(lambda: command(*args, **kwargs)))
 
     return run
+
+
+def open_standard_streams() -> None:
+    """Give 0, 1 and 2 something to point at where the caller closed them.
+
+    Else the next file opened would be one of them: an engine's output, or our own, would land in it.
+    """
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
+    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
+    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
 
 
 def _exit_code(action: Callable[[], int]) -> int:
@@ -46,6 +61,12 @@ def _exit_code(action: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            _say(f"error: {str(error.filename)[:60]}...: a name is too long for the file system\n  Take a shorter one.")
+            return UsageError.exit_code
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            _say(f"error: {error.filename or 'output'} cannot be written: {error.strerror}\n  Make room, then again.")
+            return UsageError.exit_code
         _say(
             f"error: this is a bug in chunktune: {type(error).__name__}: {error}\n"
             f"  The traceback is in {_write_traceback()}; please report it with that file."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import shlex
 import sys
 from pathlib import Path
@@ -67,14 +68,19 @@ def sweep(
         typer.echo(choice.sentence, err=True)
     request = SweepRequest(loaded, choice, out, study or loaded.name, seed, fresh, storage)
     if dry_run:
-        return _dry_run(request)
+        return _dry_run(request, as_json=as_json)
     return _run(request, loaded, as_json=as_json, quiet=quiet)
 
 
-def _dry_run(request: SweepRequest) -> int:
+def _dry_run(request: SweepRequest, *, as_json: bool) -> int:
+    from tuner.files import dump_json
     from tuner.study.preview import preview
 
-    for line in preview(request):
+    lines = preview(request)
+    if as_json:
+        sys.stdout.write(dump_json([dataclasses.asdict(line) for line in lines]).decode())
+        return 0
+    for line in lines:
         typer.echo(f"# {line.label}")
         typer.echo(shlex.join(line.command))
     return 0

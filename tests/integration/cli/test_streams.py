@@ -1,0 +1,38 @@
+"""Where output goes: closed, full or gone, it is never a bug of ours, and JSON stays JSON."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHUNKTUNE = [sys.executable, "-m", "tuner"]
+DRY = [*CHUNKTUNE, "sweep", "quick", "--engine", "sim", "--dry-run"]
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_are_no_bug(tmp_path: Path, closed: str) -> None:
+    command = [*CHUNKTUNE, "doctor", "quick", "--engine", "sim", "--out", str(tmp_path)]
+    done = subprocess.run(["bash", "-c", f'"$@" {closed}', "-", *command], capture_output=True, timeout=60)
+    assert done.returncode in (0, 3), done.stderr
+
+
+def test_a_full_disk_is_said() -> None:
+    done = subprocess.run(["bash", "-c", '"$@" >/dev/full', "-", *DRY], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "No space left on device" in done.stderr
+
+
+def test_a_dry_run_as_json() -> None:
+    done = subprocess.run([*DRY, "--json"], capture_output=True, text=True, timeout=60, check=True)
+    lines = json.loads(done.stdout)
+    assert lines[0]["label"] == "stock"
+    assert "--max-num-batched-tokens" in lines[1]["command"]
+
+
+def test_a_name_too_long_for_the_file_system_is_said() -> None:
+    command = [*CHUNKTUNE, "report", "x" * 300]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "too long" in done.stderr
