@@ -20,6 +20,16 @@ from tuner.errors import ChunktuneError, UsageError
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 
+_MENDS = {
+    errno.EACCES: "Allow it, or name another place.",
+    errno.EPERM: "Allow it, or name another place.",
+    errno.EROFS: "Name a place that can be written.",
+    errno.ENAMETOOLONG: "Take a shorter name.",
+    errno.ENOSPC: "Make room, then again.",
+    errno.EDQUOT: "Make room, then again.",
+}
+"""What a file system refuses wherever it is touched: nothing that we did wrong."""
+
 
 def with_exit_code(command: Callable[..., int]) -> Callable[..., None]:
     """The command as typer wants it: its return value, or the error that it raised, becomes the exit code."""
@@ -61,17 +71,19 @@ def _exit_code(action: Callable[[], int]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            _say(f"error: {str(error.filename)[:60]}...: a name is too long for the file system\n  Take a shorter one.")
-            return UsageError.exit_code
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            _say(f"error: {error.filename or 'output'} cannot be written: {error.strerror}\n  Make room, then again.")
+        if isinstance(error, OSError) and error.errno in _MENDS:
+            _say(f"error: {_shortened(error.filename)}: {error.strerror}\n  {_MENDS[error.errno]}")
             return UsageError.exit_code
         _say(
             f"error: this is a bug in chunktune: {type(error).__name__}: {error}\n"
             f"  The traceback is in {_write_traceback()}; please report it with that file."
         )
         return EXIT_BUG
+
+
+def _shortened(name: object) -> str:
+    text = "output" if name is None else str(name)
+    return text if len(text) <= 200 else f"{text[:60]}..."
 
 
 def _write_traceback() -> Path:

@@ -1,6 +1,7 @@
 """Where output goes: closed, full or gone, it is never a bug of ours, and JSON stays JSON."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -36,3 +37,12 @@ def test_a_name_too_long_for_the_file_system_is_said() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "too long" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
+    (tmp_path / "closed").mkdir(mode=0)
+    command = [*CHUNKTUNE, "bench", str(tmp_path / "closed" / "profile.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "Permission denied" in done.stderr
