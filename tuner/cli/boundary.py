@@ -24,6 +24,8 @@ _MENDS = {
     errno.EACCES: "Allow it, or name another place.",
     errno.EPERM: "Allow it, or name another place.",
     errno.EROFS: "Name a place that can be written.",
+    errno.EISDIR: "Move it out of the way, or name another place.",
+    errno.ENOTDIR: "Move it out of the way, or name another place.",
     errno.ENAMETOOLONG: "Take a shorter name.",
     errno.ENOSPC: "Make room, then again.",
     errno.EDQUOT: "Make room, then again.",

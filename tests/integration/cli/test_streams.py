@@ -1,5 +1,6 @@
 """Where output goes: closed, full or gone, it is never a bug of ours, and JSON stays JSON."""
 
+import errno
 import json
 import os
 import subprocess
@@ -7,6 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
+
+from tuner.cli.boundary import with_exit_code
 
 CHUNKTUNE = [sys.executable, "-m", "tuner"]
 DRY = [*CHUNKTUNE, "sweep", "quick", "--engine", "sim", "--dry-run"]
@@ -46,3 +50,14 @@ def test_a_folder_that_may_not_be_read_is_said(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "Permission denied" in done.stderr
+
+
+@pytest.mark.parametrize("number", [errno.EISDIR, errno.ENOTDIR, errno.EROFS, errno.EACCES])
+def test_what_a_file_system_refuses_is_no_bug(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def refused() -> int:
+        raise OSError(number, os.strerror(number), "some/place")
+
+    with pytest.raises(typer.Exit) as caught:
+        with_exit_code(refused)()
+    assert caught.value.exit_code == 2
+    assert f"some/place: {os.strerror(number)}" in capsys.readouterr().err
