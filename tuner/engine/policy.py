@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
+from tuner.domain.outcome import Diagnosis
+from tuner.errors import EngineError, ProfileError
+
 Policy = Literal["candidate", "environment", "fatal", "load"]
 """`candidate`: infeasible, told to the sampler, the study goes on. `environment`: one retry on a fresh
 start, then the study stops and can be continued. `fatal`: the study stops after one launch. `load`: the
@@ -39,6 +42,17 @@ POLICIES: Final[dict[str, Policy]] = {
     "too_many_failures": "load",
     "client_limited": "load",
 }
+
+
+PROFILE_AT_FAULT: Final = frozenset({"unknown_option", "bad_option_value", "missing_model", "invalid_combination"})
+"""Causes that stop a study because its profile is wrong, not because an engine or a machine failed."""
+
+
+def stopped_by(diagnosis: Diagnosis) -> EngineError | ProfileError:
+    """The error that ends a study for this cause; its kind decides the exit code."""
+    if diagnosis.code in PROFILE_AT_FAULT:
+        return ProfileError(diagnosis.message, diagnosis.mend)
+    return EngineError(diagnosis)
 
 
 def policy(code: str) -> Policy:

@@ -13,7 +13,7 @@ from tuner.domain.outcome import Diagnosis, Role, StudyFile, StudyTime, Summary,
 from tuner.domain.profile import Profile
 from tuner.engine.installed import check_options, inspect_installed
 from tuner.engine.leftovers import end_leftovers
-from tuner.engine.policy import policy
+from tuner.engine.policy import policy, stopped_by
 from tuner.engine.rules import static_rule_violation
 from tuner.errors import EngineError, NoVerdict
 from tuner.files import write_json
@@ -95,10 +95,13 @@ async def _check_options(request: SweepRequest) -> None:
     profile = request.profile
     installed = await inspect_installed(request.choice.launcher, {**request.choice.env, **profile.engine.env})
     args: dict[str, Scalar] = dict(profile.engine.args) | dict.fromkeys(profile.space.knobs, None)
-    check_options(installed, args)
+    try:
+        check_options(installed, args)
+    except EngineError as error:
+        raise stopped_by(error.diagnosis) from None
     violation = static_rule_violation(profile.engine.args, declared_block_size(profile))
     if violation is not None:
-        raise EngineError(violation)
+        raise stopped_by(violation)
 
 
 class StudyStopped(Exception):
@@ -154,7 +157,7 @@ class _Sweep:
             await self._candidates()
             await self._finals()
         except StudyStopped as stopped:
-            error = EngineError(stopped.diagnosis)
+            error = stopped_by(stopped.diagnosis)
         finally:
             result = self._finish()
         return SweepResult(result.directory, result.study, result.summary, result.trials, error or result.error)
