@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def report(
     study_dir: Annotated[
         Path | None,
-        typer.Argument(metavar="[STUDY_DIR]", help="Folder of a study. Default: the newest under results/."),
+        typer.Argument(metavar="STUDY_DIR", help="Folder of a study. Default: the newest under results/."),
     ] = None,
     output: Annotated[
         Path | None,
