@@ -112,7 +112,7 @@ def read_study(directory: Path) -> StudyRecord:
     """A study's documents; FileFormatError where the folder is no study or a file is damaged."""
     folder = StudyDirectory(directory)
     if not directory.is_dir():
-        raise UsageError(f"{directory} is no folder", "Give the folder of a study, such as results/default.")
+        raise UsageError(f"{directory} is no folder", "Give the folder of a study, results/<name of the study>.")
     if not folder.study_file.exists():
         raise FileFormatError(f"{directory} holds no study: study.json is missing", _known_studies(directory))
     summary = _read(folder.summary_file, Summary, SUMMARY_SCHEMA) if folder.summary_file.exists() else None
