@@ -134,7 +134,7 @@ def test_vllm_accepts_the_yaml_and_runs_it(study: Path, vllm_command: str, tmp_p
     assert chunktune("freeze", study, "--format", "yaml", "-o", path, cwd=tmp_path).returncode == 0
     assert isinstance(yaml.safe_load(path.read_text()), dict)
     frozen = json.loads((study / "frozen.json").read_text())
-    with serving([vllm_command, "serve", "--config", str(path)], free_port(), tmp_path) as base_url:
+    with serving([vllm_command, "serve", "--config", str(path)], free_port(), tmp_path):
         _runs_as_frozen(tmp_path / "serve.log", frozen)
 
 
