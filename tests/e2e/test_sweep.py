@@ -186,7 +186,7 @@ def test_dry_run_prints_and_launches_nothing(tmp_path: Path, profile: Path) -> N
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_a_signal_in_mid_trial_keeps_what_is_finished(tmp_path: Path, profile: Path, number: signal.Signals) -> None:
     study = tmp_path / "results/tiny"
-    arguments = command("sweep", profile, "--engine", "sim", "--set", "workload.requests=400")
+    arguments = command("sweep", profile, "--engine", "sim", "--set", "workload.requests=200")
     with subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         try:
             wait_until(lambda: (study / "trials/0001/round-1.requests.jsonl.gz").exists())
@@ -203,7 +203,7 @@ def test_a_signal_in_mid_trial_keeps_what_is_finished(tmp_path: Path, profile: P
     summary = json.loads((study / "summary.json").read_text())
     assert summary["best"] is None
 
-    again = run("sweep", profile, "--engine", "sim", "--set", "workload.requests=400", cwd=tmp_path)
+    again = run("sweep", profile, "--engine", "sim", "--set", "workload.requests=200", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     roles = [(t["role"], t["state"]) for t in trials(study)]
     assert roles.count(("baseline", "completed")) == 1
@@ -212,7 +212,7 @@ def test_a_signal_in_mid_trial_keeps_what_is_finished(tmp_path: Path, profile: P
 
 def test_a_killed_sweep_loses_one_trial_at_most(tmp_path: Path, profile: Path) -> None:
     study = tmp_path / "results/tiny"
-    arguments = command("sweep", profile, "--engine", "sim", "--set", "workload.requests=400")
+    arguments = command("sweep", profile, "--engine", "sim", "--set", "workload.requests=200")
     with subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
         try:
             wait_until(lambda: (study / "trials/0001/round-1.requests.jsonl.gz").exists())
@@ -223,7 +223,7 @@ def test_a_killed_sweep_loses_one_trial_at_most(tmp_path: Path, profile: Path) -
     Path(f"{study}/journal.log.lock").unlink(missing_ok=True)
     Path(f"{study}/journal.log.lock").symlink_to(study / "journal.log")
 
-    again = run("sweep", profile, "--engine", "sim", "--set", "workload.requests=400", cwd=tmp_path)
+    again = run("sweep", profile, "--engine", "sim", "--set", "workload.requests=200", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert engines_below(tmp_path) == []
     found = trials(study)
