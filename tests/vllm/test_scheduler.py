@@ -234,6 +234,8 @@ async def test_the_engine_survives_ten_thousand_mixed_requests(tight: Client) ->
     assert counters.preferred_requests > 100
     assert counters.spared_blocks > 0
     assert counters.held_requests > 0
+    if counters.early_evictions == 0:
+        pytest.xfail("eviction under pressure counted nothing in this load: whether the policy acts is not shown")
 
 
 @pytest.mark.parametrize(
