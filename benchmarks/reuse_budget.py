@@ -1,7 +1,7 @@
 """What each policy of the reuse budget does, against vLLM's own scheduler, on the paced engine.
 
     python benchmarks/reuse_budget.py --out DIR [--workload NAME]... [--stage NAME]... [--pairs 8] [--seconds 26]
-    python benchmarks/reuse_budget.py --out DIR --table
+    python benchmarks/reuse_budget.py --out DIR --table [--json]
 
 Four loads (benchmarks/reuse/workloads.py). The stages `retention`, `admission` (with retention) and `yielding` (with
 both) build on one another; `eviction` and `merging` stand alone. Merging needs a step budget above the chunk: it has
@@ -10,6 +10,7 @@ stages once, in an order that turns from round to round, on the same contents; a
 a pair. One engine start serves all rounds of a load: its scheduler takes a new budget when idle, the cache is
 emptied between runs, and without a budget it runs vLLM's own schedule(). `--fresh` starts an engine for each run
 instead, with vLLM's own class for stock. Each run is a JSON file in DIR, and those that are there are not run again.
+The loads do not share anything: on a machine with cores to spare they may run beside each other, a process each.
 """
 
 from __future__ import annotations
@@ -164,6 +165,7 @@ def measure(name: str, stages: tuple[str, ...], options: argparse.Namespace) -> 
         print(
             f"{name:11} {stage:13} {number}  visitor {result['visitor_median_ms']:6.0f}  "
             f"others' P90 {result['others_p90_ms']:6.0f}  hit rate {result['hit_rate']:.3f}",
+            file=sys.stderr,
             flush=True,
         )
 
@@ -185,64 +187,70 @@ def measure(name: str, stages: tuple[str, ...], options: argparse.Namespace) -> 
 
 
 def change(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:
-    """Mean relative change from the first to the second of each pair, and its 95 % interval (t over the pairs)."""
+    """Mean relative change from the first to the second of at least two pairs, and its 95 % interval (t over pairs)."""
     ratios = [after / before - 1 for before, after in pairs]
     mean = statistics.fmean(ratios)
-    if len(ratios) < 2:
-        return mean, float("nan"), float("nan")
     half = float(stats.t.ppf(0.975, len(ratios) - 1)) * statistics.stdev(ratios) / len(ratios) ** 0.5
     return mean, mean - half, mean + half
 
 
-def table(out: Path) -> int:
-    """Print a row for each load and stage; 1 when an aim of the shared-prompt load or a limit is missed."""
+def rows(out: Path) -> list[dict[str, Any]]:
+    """A row for each load and stage with at least two pairs of runs."""
     runs: dict[tuple[str, str, int], dict[str, Any]] = {}
     for path in sorted(out.glob("*.*.*.json")):
         result = json.loads(path.read_text())
         runs[result["workload"], result["stage"], result["pair"]] = result
-    missed = []
+    found = []
+    for name in LOADS:
+        for stage in (*STAGES[1:], *MERGING_STAGES[1:]):
+            stock = MERGING_STOCK if stage in MERGING_STAGES else STOCK
+            numbers = sorted(n for (w, s, n) in runs if (w, s) == (name, stage) and (name, stock, n) in runs)
+            if len(numbers) < 2:
+                continue
+            pairs = [(runs[name, stock, n], runs[name, stage, n]) for n in numbers]
+            row: dict[str, Any] = {"workload": name, "stage": stage, "pairs": len(pairs)}
+            for metric in ("visitor_median_ms", "others_p90_ms"):
+                both = [(before[metric], after[metric]) for before, after in pairs]
+                mean, low, high = change(both)
+                before, after = (statistics.median(each[side] for each in both) for side in (0, 1))
+                row[metric] = {"stock": before, "now": after, "change": mean, "ci95": [low, high]}
+            row["hit_rate"] = [statistics.fmean(run["hit_rate"] for run in side) for side in zip(*pairs, strict=True)]
+            row["verdict"] = f"too few pairs, {WANTED_PAIRS} are wanted"
+            if len(pairs) >= WANTED_PAIRS:
+                row["verdict"] = verdict(name, stage, row["visitor_median_ms"], row["others_p90_ms"])
+            found.append(row)
+    return found
+
+
+def table(found: list[dict[str, Any]]) -> None:
+    """Print the rows for people."""
     print(
         f"{'workload':11} {'stage':10} {'pairs':>5} {'visitor ms':>14} {'change [95 %]':>24} "
         f"{'others P90 ms':>14} {'change [95 %]':>24} {'hit rate':>14}  verdict"
     )
-    for name in LOADS:
-        for stage in (*STAGES[1:], *MERGING_STAGES[1:]):
-            stock = MERGING_STOCK if stage in MERGING_STAGES else STOCK
-            numbers = [n for (w, s, n) in runs if (w, s) == (name, stage) and (name, stock, n) in runs]
-            if not numbers:
-                continue
-            pairs = [(runs[name, stock, n], runs[name, stage, n]) for n in numbers]
-            cells = []
-            changes = {}
-            for metric in ("visitor_median_ms", "others_p90_ms"):
-                both = [(before[metric], after[metric]) for before, after in pairs]
-                mean, low, high = changes[metric] = change(both)
-                before, after = (statistics.median(each[side] for each in both) for side in (0, 1))
-                cells += [f"{before:.0f} -> {after:.0f}", f"{mean:+.1%} [{low:+.1%}, {high:+.1%}]"]
-            rate = " -> ".join(
-                f"{statistics.fmean(run['hit_rate'] for run in side):.3f}" for side in zip(*pairs, strict=True)
-            )
-            said = f"too few pairs, {WANTED_PAIRS} are wanted"
-            if len(pairs) >= WANTED_PAIRS:
-                said = verdict(name, stage, changes["visitor_median_ms"], changes["others_p90_ms"])
-            missed += [f"{name}/{stage}: {said}"] if said.startswith("MISSED") else []
-            print(
-                f"{name:11} {stage:10} {len(pairs):5} {cells[0]:>14} {cells[1]:>24} "
-                f"{cells[2]:>14} {cells[3]:>24} {rate:>14}  {said}"
-            )
-    return 1 if missed else 0
+    for row in found:
+        cells = []
+        for metric in ("visitor_median_ms", "others_p90_ms"):
+            each = row[metric]
+            low, high = each["ci95"]
+            cells += [f"{each['stock']:.0f} -> {each['now']:.0f}", f"{each['change']:+.1%} [{low:+.1%}, {high:+.1%}]"]
+        rate = " -> ".join(f"{value:.3f}" for value in row["hit_rate"])
+        print(
+            f"{row['workload']:11} {row['stage']:10} {row['pairs']:5} {cells[0]:>14} {cells[1]:>24} "
+            f"{cells[2]:>14} {cells[3]:>24} {rate:>14}  {row['verdict']}"
+        )
 
 
-def verdict(name: str, stage: str, visitor: tuple[float, float, float], others: tuple[float, float, float]) -> str:
-    """What the figures say of a stage on a load."""
-    worse = [who for who, each in (("visitor", visitor), ("others", others)) if each[2] > OTHERS_LIMIT]
+def verdict(name: str, stage: str, visitor: dict[str, Any], others: dict[str, Any]) -> str:
+    """What the figures say of a stage on a load: MISSED for an aim of the shared-prompt load or a limit."""
+    worse = [who for who, each in (("visitor", visitor), ("others", others)) if each["ci95"][1] > OTHERS_LIMIT]
     if name == "one-tenant" and stage in AIM:
-        if visitor[0] > AIM[stage] or "others" in worse:
+        if visitor["change"] > AIM[stage] or "others" in worse:
             return f"MISSED (aim {AIM[stage]:+.0%}, others at most {OTHERS_LIMIT:+.0%})"
         return f"met (aim {AIM[stage]:+.0%})"
     if name == "none":
         return f"MISSED ({' and '.join(worse)} may be worse)" if worse else "nothing worse"
-    if visitor[2] < 0 or others[2] < 0:
+    if visitor["ci95"][1] < 0 or others["ci95"][1] < 0:
         return "helps" + (f", but {' and '.join(worse)} may be worse" if worse else "")
     return "does not help" + (f", and {' and '.join(worse)} may be worse" if worse else "")
 
@@ -257,6 +265,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=26.0)
     parser.add_argument("--fresh", action="store_true", help="an engine start for each run")
     parser.add_argument("--table", action="store_true", help="only print the table")
+    parser.add_argument("--json", action="store_true", help="print the rows as JSON instead of the table")
     options = parser.parse_args()
     options.stage = options.stage or list(every)
     options.out = options.out.resolve()
@@ -265,7 +274,12 @@ def main() -> int:
         for name in options.workload or LOADS:
             for stages in (STAGES, MERGING_STAGES):
                 measure(name, stages, options)
-    return table(options.out)
+    found = rows(options.out)
+    if options.json:
+        print(json.dumps(found, indent=2))
+    else:
+        table(found)
+    return 1 if any(row["verdict"].startswith("MISSED") for row in found) else 0
 
 
 if __name__ == "__main__":

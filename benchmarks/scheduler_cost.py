@@ -1,14 +1,14 @@
 """What the scheduler plug-in adds to one schedule() call, against vLLM's own class in the same run.
 
-    python benchmarks/scheduler_cost.py [--running 256] [--waiting 256] [--blocks 20000] [--json FILE]
+    python benchmarks/scheduler_cost.py [--running 256] [--waiting 256] [--blocks 20000] [--json]
 
 Builds both schedulers without a model, gives them the same requests and the same sampled tokens, and times
 schedule() of each step on both, in turn, in CPU time of the thread, which other work on the machine does not count
 into. Two figures: `added`, the mean of the step-by-step differences with its 95 % interval (steps differ in what they
 allocate, so medians of two distributions would not see the dear ones), and `own`, the time spent in the plug-in's own
-code, the clock stopped while vLLM's schedule() runs inside it; it hardly depends on what else the machine does.
- Runs itself in the Python of the
-`vllm` command (--vllm, CHUNKTUNE_TEST_VLLM, or the project's vLLM environment).
+code, the clock stopped while vLLM's schedule() runs inside it; it hardly depends on what else the machine does. Runs
+itself in the Python of the `vllm` command (--vllm, CHUNKTUNE_TEST_VLLM, or the project's vLLM environment). --json
+prints the figures instead of the table.
 
 Cases: `slots` every slot is taken, so nothing waiting can get in; `budget` slots are free but running requests use
 up the step's tokens, so that the waiting are looked at in every step; `blind` the same with nothing in common
@@ -211,7 +211,7 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--case", choices=sorted(CASES), action="append")
     parser.add_argument("--vllm", help="the vllm command whose Python to use")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", action="store_true")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.inside:
@@ -229,22 +229,27 @@ def main() -> int:
     logging.disable(logging.WARNING)
     watch_vllm()
     results = {}
+    shown = sys.stderr if options.json else sys.stdout
     with tempfile.TemporaryDirectory() as folder:
         model = str(make_tiny_model(Path(folder)))
-        print(f"schedule() with {options.running} running, {options.waiting} waiting, {options.blocks} blocks, in us")
-        print(f"{'case':10} {'stock p50':>10} {'plug-in p50':>12} {'added mean':>18} {'own mean':>9} {'own p95':>9}")
+        head = f"schedule() with {options.running} running, {options.waiting} waiting, {options.blocks} blocks, in us"
+        print(head, file=shown)
+        columns = f"{'case':10} {'stock p50':>10} {'plug-in p50':>12} {'added mean':>18} {'own mean':>9} {'own p95':>9}"
+        print(columns, file=shown)
         for name in options.case or CASES:
             result = results[name] = measure(CASES[name], model, options)
             added = f"{result['added_mean_us']:.1f} +- {result['added_ci95_us']:.1f}"
             print(
                 f"{name:10} {result['stock_median_us']:10.1f} {result['plugin_median_us']:12.1f} {added:>18} "
                 f"{result['own_mean_us']:9.1f} {result['own_p95_us']:9.1f}",
+                file=shown,
                 flush=True,
             )
     worst = max(max(result["added_mean_us"], result["own_mean_us"]) for result in results.values())
-    print(f"most added: {worst:.1f} us a call (limit {LIMIT_US:.0f}): {'ok' if worst < LIMIT_US else 'TOO SLOW'}")
+    verdict = "ok" if worst < LIMIT_US else "TOO SLOW"
+    print(f"most added: {worst:.1f} us a call (limit {LIMIT_US:.0f}): {verdict}", file=shown)
     if options.json:
-        options.json.write_text(json.dumps(results, indent=2) + "\n")
+        print(json.dumps({"cases": results, "most_added_us": worst, "limit_us": LIMIT_US}, indent=2))
     return 0 if worst < LIMIT_US else 1
 
 

@@ -25,7 +25,7 @@ ALL_ON = ReuseBudget(
     max_hold_ms=200.0,
     yield_chunk_tokens=128,
     merge_below=0.6,
-    evict_above=0.5,
+    evict_above=0.1,
 )
 MARK = "chunktune counters:"
 LIMIT_S = 240.0
@@ -234,8 +234,7 @@ async def test_the_engine_survives_ten_thousand_mixed_requests(tight: Client) ->
     assert counters.preferred_requests > 100
     assert counters.spared_blocks > 0
     assert counters.held_requests > 0
-    if counters.early_evictions == 0:
-        pytest.xfail("eviction under pressure counted nothing in this load: whether the policy acts is not shown")
+    assert counters.early_evictions > 0
 
 
 @pytest.mark.parametrize(

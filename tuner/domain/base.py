@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+
+def _without_nul(text: str) -> str:
+    if "\0" in text:
+        raise ValueError("there is a NUL in it, which no command line can hold")
+    return text
+
+
+Argument = Annotated[str, AfterValidator(_without_nul)]
+"""Text that goes onto a command line."""
 
 
 class Document(BaseModel):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
-from tuner.domain.base import Document
+from tuner.domain.base import Argument, Document
 
-Scalar = int | float | str | bool | None
+Scalar = int | float | Argument | bool | None
 """A value of a `vllm serve` option; None leaves the option out."""
 
 CHUNK_KNOB = "max_num_batched_tokens"

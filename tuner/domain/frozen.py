@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
-from tuner.domain.base import Document
+from tuner.domain.base import Argument, Document
 from tuner.domain.candidate import ReuseBudget, Scalar
 from tuner.domain.measurement import Ci95, Measurement
 from tuner.domain.outcome import Fingerprint
@@ -52,7 +52,7 @@ class Frozen(Document):
     created_at: str
     chunktune_version: str
     simulated: bool
-    model: str
+    model: Argument
     engine_args: dict[str, Scalar]
     reuse_budget: ReuseBudget | None = None
     command: list[str]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
 
-from tuner.domain.base import Document
+from tuner.domain.base import Argument, Document
 from tuner.domain.candidate import CHUNK_KNOB, Scalar
 from tuner.domain.measurement import Measurement, is_group_metric, metric, metric_names
 from tuner.domain.units import Duration
@@ -235,7 +235,7 @@ class Profile(Document):
     version: Literal[1]
     name: str
     """Names the study's folder."""
-    model: str
+    model: Argument
     """What `vllm serve` is given: a hub name or a path."""
     description: str = ""
     hardware: Hardware = Hardware()

@@ -98,7 +98,9 @@ def load_frozen(path: Path) -> Frozen:
     try:
         frozen = Frozen.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False)[0]
+        errors = error.errors(include_url=False)
+        # Of a value that may be a number or a text, each kind says why not; our own word is the one that helps.
+        first = next((each for each in errors if each["type"] == "value_error"), errors[0])
         where = ".".join(map(str, first["loc"]))
         raise FileFormatError(
             f"{path}: {where}: {first['msg']}", "It was edited or damaged; freeze the study again."

@@ -157,6 +157,6 @@ def same_kind(a: str, b: str) -> bool:
     if is_url(a) != is_url(b):
         raise UsageError(
             f"{a} and {b} are a server and a file: there is nothing common to measure",
-            "Give two URLs, or two frozen files.",
+            "Give two URLs (with http:// or https:// before them), or two frozen files.",
         )
     return is_url(a)

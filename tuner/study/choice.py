@@ -87,15 +87,9 @@ def winner(
 ) -> Trial | None:
     """The best of the (merged) finals; None when none is feasible.
 
-    A configuration with the scheduler plug-in has to beat its own twin without it beyond the noise
-    (`beats(plugin, twin)`): a plug-in that brings nothing is a dependency that nobody needs.
+    A configuration with the scheduler plug-in has to beat the best one without it beyond the noise
+    (`beats(plugin, plain)`): a plug-in that brings nothing is a dependency that nobody needs.
     """
     order = ranked(finals, objective)
-    for trial in order:
-        if trial.reuse_budget is None:
-            return trial
-        twin_candidate = without_plugin(candidate_of(trial))
-        twin = next((t for t in order if candidate_of(t) == twin_candidate), None)
-        if twin is None or beats(trial, twin):
-            return trial
-    return order[0] if order else None
+    plain = next((t for t in order if t.reuse_budget is None), None)
+    return next((t for t in order if plain is None or t is plain or beats(t, plain)), None)

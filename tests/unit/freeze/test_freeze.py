@@ -181,6 +181,14 @@ def test_a_file_that_is_no_frozen_one_is_refused_by_name(tmp_path: Path, content
     assert "f.json" in str(caught.value)
 
 
+@pytest.mark.parametrize("change", [{"model": "a\0b"}, {"engine_args": {"dtype": "a\0b"}}], ids=["model", "option"])
+def test_what_no_command_line_can_hold_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    value = frozen_of(trial_of(3, [80.0])).to_json() | change
+    (tmp_path / "f.json").write_text(json.dumps(value))
+    with pytest.raises(FileFormatError, match=f"{next(iter(change))}.*NUL"):
+        load_frozen(tmp_path / "f.json")
+
+
 def test_an_edited_workload_is_refused(tmp_path: Path) -> None:
     value = frozen_of(trial_of(3, [80.0])).to_json()
     value["workload"]["requests"] = 17

@@ -49,6 +49,7 @@ def test_survives_a_round_trip_through_its_own_json() -> None:
         ("rounds: 0", 8, "rounds"),
         ("references: [stok]", 8, "'stock' or 'no_chunking'"),
         ("name: again", 8, "given twice"),
+        ('engine: {args: {dtype: "a\\0b"}}', 8, "NUL"),
     ],
 )
 def test_an_error_names_the_line_and_the_mend(extra: str, line: int, says: str) -> None:

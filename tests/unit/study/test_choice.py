@@ -61,13 +61,37 @@ def test_two_objectives_take_the_front_and_its_knee() -> None:
     assert ranked(trials, objective)[0].number == 2
 
 
+def kept(number: int, p90: float) -> Trial:
+    """With the scheduler plug-in."""
+    return trial(number, p90, budget=ReuseBudget(max_cached_blocks=64), chunk=512)
+
+
 @pytest.mark.parametrize(("beyond_noise", "wins"), [(True, 1), (False, 2)])
 def test_the_plugin_wins_only_beyond_the_noise(beyond_noise: bool, wins: int) -> None:
-    with_plugin = trial(1, 50.0, budget=ReuseBudget(max_cached_blocks=64), chunk=512)
-    twin = trial(2, 52.0, chunk=512)
-    found = winner([with_plugin, twin], P90, beats=lambda a, b: beyond_noise)
+    found = winner([kept(1, 50.0), trial(2, 52.0, chunk=512)], P90, beats=lambda a, b: beyond_noise)
     assert found is not None
     assert found.number == wins
+
+
+def test_a_second_finalist_with_the_plugin_has_to_beat_the_plain_one_too() -> None:
+    finals = [kept(1, 50.0), kept(2, 51.0), trial(3, 52.0, chunk=512), trial(4, 51.5, chunk=1024)]
+    asked: list[tuple[int, int]] = []
+
+    def beats(one: Trial, other: Trial) -> bool:
+        asked.append((one.number, other.number))
+        return False
+
+    found = winner(finals, P90, beats=beats)
+    assert found is not None
+    assert found.number == 4
+    assert asked == [(1, 4), (2, 4)]
+
+
+def test_the_plugin_wins_where_nothing_else_is_feasible() -> None:
+    finals = [kept(1, 50.0), trial(2, 40.0, violations=("failed_requests == 0: 3",), chunk=512)]
+    found = winner(finals, P90, beats=lambda a, b: False)
+    assert found is not None
+    assert found.number == 1
 
 
 def test_a_candidate_is_read_back_from_its_trial() -> None:
