@@ -43,14 +43,14 @@ def command(*arguments: object) -> list[str]:
     return [sys.executable, "-m", "tuner", *map(str, arguments)]
 
 
-def run(*arguments: object, cwd: Path, **env: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, cwd: Path, wait_s: float = DEADLINE_S, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         command(*arguments),
         cwd=cwd,
         env={**os.environ, **env},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=wait_s,
         check=False,
     )
 
