@@ -25,7 +25,8 @@ workload:
   requests: 56
   classes:
     - {name: busy, user_prompt_tokens: 3000, output_tokens: [4, 8]}
-    - {name: visitor, visit_every: 500ms, system_prompt_tokens: 2000, user_prompt_tokens: [32, 128], output_tokens: [4, 8]}
+    - {name: visitor, visit_every: 500ms, system_prompt_tokens: 2000, user_prompt_tokens: [32, 128],
+       output_tokens: [4, 8]}
 rounds: 2
 space:
   max_num_batched_tokens: [256, 512]

@@ -61,12 +61,12 @@ def trials(study: Path) -> list[dict[str, Any]]:
 
 
 @contextmanager
-def serving(command: list[str], port: int, tmp_path: Path) -> Iterator[str]:
+def serving(command: list[str], port: int, tmp_path: Path, **env: str) -> Iterator[str]:
     """The server of `command` until the block ends; its log is in `tmp_path`."""
     with (tmp_path / "serve.log").open("wb") as log:
         child = subprocess.Popen(
             [*command, "--port", str(port)],
-            env={**os.environ, **ENGINE_ENV},
+            env={**os.environ, **ENGINE_ENV, **env},
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
