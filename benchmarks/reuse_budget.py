@@ -3,7 +3,7 @@
     python benchmarks/reuse_budget.py --out DIR [--workload NAME]... [--stage NAME]... [--pairs 8] [--seconds 26]
     python benchmarks/reuse_budget.py --out DIR --table [--json]
 
-Four loads (benchmarks/reuse/workloads.py). The stages `retention`, `admission` (with retention) and `yielding` (with
+Five loads (benchmarks/reuse/workloads.py). The stages `retention`, `admission` (with retention) and `yielding` (with
 both) build on one another; `eviction` and `merging` stand alone. Merging needs a step budget above the chunk: it has
 an engine of its own with 2,048 tokens a step and chunks of 512, and a stock of its own. Each round runs stock and all
 stages once, in an order that turns from round to round, on the same contents; a stage and the stock of its round are

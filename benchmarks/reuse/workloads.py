@@ -42,6 +42,13 @@ LOADS = {
         max_cached_blocks=160,
     ),
     "thrash": Load("a pool of 2.5 sequences: everything thrashes", kv_tokens=7_680),
+    "decoding": Load(
+        "one shared system prompt, and most of the pool held by requests that decode",
+        kv_tokens=20_480,
+        clients=8,
+        client_tokens=1500,
+        client_output=64,
+    ),
     "none": Load("nothing is shared: visitors' prompts are new", kv_tokens=20_480, tenants=0),
 }
 
