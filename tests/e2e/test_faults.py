@@ -268,6 +268,6 @@ def alive(mark: Path) -> list[int]:
             state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0] if environ else "X"
         except OSError:
             continue
-        if f"CHUNKTUNE_TEST_MARK={mark}".encode() in environ and state not in "ZX":
+        if f"CHUNKTUNE_TEST_MARK={mark}\0".encode() in environ and state not in "ZX":
             found.append(int(entry))
     return found

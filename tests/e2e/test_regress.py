@@ -19,6 +19,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.e2e.test_faults import alive
 from tests.fakes.frozen_trials import frozen_of, trial_of
 from tuner.domain.workload import SharedPrefixWorkload, workload_sha256
 
@@ -119,7 +120,7 @@ def test_the_same_server_again_is_ok(tmp_path: Path, calm: Path) -> None:
     assert_junit(tmp_path / "j.xml", failures=0, errors=0)
     assert "✅ ok" in (tmp_path / "m.md").read_text()
     assert len((tmp_path / "h.jsonl").read_text().splitlines()) == 1
-    assert left_over(tmp_path) == []
+    assert alive(tmp_path) == []
 
 
 def test_a_slow_server_has_regressed(tmp_path: Path, calm: Path) -> None:
@@ -240,7 +241,7 @@ def test_sigint_ends_the_engine_and_exits_130(tmp_path: Path, calm: Path) -> Non
     finally:
         child.kill()
         child.communicate()
-    assert left_over(tmp_path) == []
+    assert alive(tmp_path) == []
 
 
 @pytest.mark.slow
@@ -364,7 +365,7 @@ def test_serve_becomes_the_server_and_sigterm_ends_it_in_order(tmp_path: Path, c
     assert child.returncode == 0
     assert "Shutting down" in out
     assert "exec" in err
-    assert left_over(tmp_path) == []
+    assert alive(tmp_path) == []
 
 
 def test_serve_names_an_option_that_this_vllm_does_not_have(tmp_path: Path, calm: Path) -> None:
@@ -398,17 +399,3 @@ def assert_junit(path: Path, *, failures: int, errors: int, skipped: int = 0) ->
     found = {kind: len(suite.findall(f"testcase/{kind}")) for kind in ("failure", "error", "skipped")}
     assert found == {"failure": failures, "error": errors, "skipped": skipped}
     assert (int(suite.attrib["failures"]), int(suite.attrib["errors"])) == (failures, errors)
-
-
-def left_over(mark: Path) -> list[int]:
-    """Pids of living processes whose environment names this folder."""
-    found = []
-    for entry in os.listdir("/proc"):
-        try:
-            environ = Path(f"/proc/{entry}/environ").read_bytes() if entry.isdigit() else b""
-            state = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()[0] if environ else "X"
-        except OSError:
-            continue
-        if f"CHUNKTUNE_TEST_MARK={mark}\0".encode() in environ and state not in "ZX":
-            found.append(int(entry))
-    return found

@@ -22,12 +22,12 @@ engine:
 workload:
   kind: mixed
   concurrency: 2
-  requests: 56
+  requests: 110
   classes:
     - {name: busy, user_prompt_tokens: 3000, output_tokens: [4, 8]}
-    - {name: visitor, visit_every: 500ms, system_prompt_tokens: 2000, user_prompt_tokens: [32, 128],
+    - {name: visitor, visit_every: 300ms, system_prompt_tokens: 2000, user_prompt_tokens: [32, 128],
        output_tokens: [4, 8]}
-rounds: 2
+rounds: 1
 space:
   max_num_batched_tokens: [256, 512]
   reuse_budget: {min_reuse_ratio: [0, 0.8], max_cached_blocks: [0, 160]}
