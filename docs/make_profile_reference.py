@@ -50,7 +50,8 @@ field.
 SPACE = """## `space`
 
 Knobs by vLLM's own names in snake case (see [knobs.md](knobs.md)), each a list of values or a range. Names are checked
-against the installed vLLM before the first trial. `max_num_batched_tokens` has to be a multiple of the block size.
+against the installed vLLM before the first trial. `max_num_batched_tokens` has to be a multiple of the block size:
+any other works too and is as fast as its neighbours, so that leaving it out only keeps the space small.
 `reuse_budget` takes {budget}, each a list or a range, for the scheduler plug-in.
 
 """

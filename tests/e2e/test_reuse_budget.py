@@ -59,6 +59,7 @@ def swept(folder: Path, profile: str) -> tuple[Path, list[dict[str, Any]]]:
     (folder / "p.yaml").write_text(profile)
     done = run("sweep", "p.yaml", "--engine", "sim", "--json", cwd=folder, wait_s=400)
     assert done.returncode == 0, done.stderr
+    assert sum(row["best"] for row in json.loads(done.stdout)["table"]) == 1
     study = folder / "results" / profile.split("name: ")[1].split()[0]
     return study, [t for t in trials(study) if t["state"] == "completed"]
 

@@ -254,6 +254,15 @@ class Profile(Document):
     """Metrics that the nightly gate stands on."""
 
     @model_validator(mode="after")
+    def _groups_are_in_the_load(self) -> Profile:
+        names = self.workload.group_names
+        for path in [*self.objective.metrics, *(c.metric for c in self.constraints), *self.regress_metrics]:
+            if is_group_metric(path) and path.split(".")[1] not in names:
+                has = f"it has {', '.join(names)}" if names else "it has no classes"
+                raise ValueError(f"{path}: no class of this load has that name ({has})")
+        return self
+
+    @model_validator(mode="after")
     def _memory_limit_can_hold(self) -> Profile:
         target = self.engine.args.get("gpu_memory_utilization", 0.9)
         for constraint in self.constraints:

@@ -47,6 +47,11 @@ class _Workload(_Arrivals):
         """Requests the warm-up and the OOM probe keep in flight; for an open loop, a second of arrivals."""
         return self.concurrency if self.concurrency is not None else max(1, round(self.rate or 1))
 
+    @property
+    def group_names(self) -> list[str]:
+        """Names under which the TTFT of a part of the load is told apart, as in `groups.<name>.p50`."""
+        return []
+
 
 class SharedPrefixWorkload(_Workload):
     """Requests that share a long system prompt, or one of several."""
@@ -57,6 +62,10 @@ class SharedPrefixWorkload(_Workload):
     """How many different system prompts a round uses, visited at random."""
     user_prompt_tokens: TokenRange
     output_tokens: TokenRange
+
+    @property
+    def group_names(self) -> list[str]:
+        return [f"system-{i}" for i in range(self.system_prompts)] if self.system_prompts > 1 else []
 
 
 class WorkloadClass(_Arrivals):
@@ -87,6 +96,10 @@ class MixedWorkload(_Workload):
 
     kind: Literal["mixed"] = "mixed"
     classes: Annotated[list[WorkloadClass], Field(min_length=1)]
+
+    @property
+    def group_names(self) -> list[str]:
+        return [c.name for c in self.classes]
 
     @model_validator(mode="after")
     def _some_class_shares(self) -> MixedWorkload:

@@ -121,7 +121,7 @@ def _comments(frozen: Frozen) -> list[str]:
     if frozen.reuse_budget is not None and not frozen.reuse_budget.off:
         lines += [
             f"The reuse budget needs the scheduler plug-in {SCHEDULER_CLASS} where vLLM runs:",
-            "either `pip install --no-deps chunktune` into vLLM's own environment, or put on PYTHONPATH a folder",
+            "either `pip install --no-deps` chunktune into vLLM's own environment, or put on PYTHONPATH a folder",
             "that holds only tuner/__init__.py and tuner/scheduler/ of chunktune (they need nothing else).",
         ]
     return lines

@@ -17,7 +17,7 @@ from tuner.domain.workload import Workload
 from tuner.errors import LoadError, UsageError
 from tuner.load.target import Target
 from tuner.regress.limits import values_by_start
-from tuner.regress.night import SHOWN
+from tuner.regress.night import shown_beside
 from tuner.regress.spread import Prior
 from tuner.regress.starts import Arm, Starter
 from tuner.regress.verdict import Evidence, MetricVerdict, NightVerdict, Rules, Word, judge_night, starts_by_look
@@ -125,7 +125,7 @@ def evidence(
 ) -> dict[str, Evidence]:
     """The gate, and those of the shown metrics that both sides have above 0."""
     found = {}
-    for name in dict.fromkeys([*gate, *SHOWN]):
+    for name in dict.fromkeys([*gate, *shown_beside(r for side in (a, b) for start in side for r in start)]):
         one = Evidence(values_by_start(a, name), values_by_start(b, name))
         usable = all(v > 0 for side in (one.baseline, one.tonight) for start in side for v in start)
         if name in gate or (usable and any(one.baseline) and any(one.tonight)):

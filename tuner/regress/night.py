@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,7 +43,13 @@ SHOWN = (
     "prefix_hit_rate",
     "kv_cache_usage_peak",
 )
-"""Metrics judged and shown beside those of the gate."""
+"""Metrics judged and shown beside those of the gate, with the TTFT of each class."""
+
+
+def shown_beside(rounds: Iterable[Measurement]) -> list[str]:
+    """SHOWN, and P50 and P90 of each class that the rounds tell apart."""
+    groups = sorted({name for r in rounds for name in r.groups})
+    return [*SHOWN, *(f"groups.{name}.{stat}" for name in groups for stat in ("p50", "p90"))]
 
 
 @dataclass(frozen=True)
@@ -181,7 +187,7 @@ def _judged(frozen: Frozen, baseline: Sequence[Sequence[Measurement]]) -> list[s
     """The gate, and whatever of the shown metrics the baseline has a usable value of."""
     shown = [
         name
-        for name in SHOWN
+        for name in shown_beside(r for rounds in baseline for r in rounds)
         if name not in frozen.regress_metrics
         and all((metric(r, name) or 0.0) > 0 for rounds in baseline for r in rounds)
     ]

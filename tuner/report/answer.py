@@ -104,7 +104,9 @@ def answer(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Answe
         )
     clause = compared(path, improvement)
     told = f"Take {name}: {what}, {clause}."
-    if _in_noise(improvement):
+    if not is_better(path, improvement.change):
+        told = f"Keep the stock configuration: the best of the others, {name}, has a {what}, {clause}."
+    elif _in_noise(improvement):
         told = f"{name[:1].upper()}{name[1:]} measured best, but its {what} is {clause}."
     return Answer("winner", told, path, winner, baseline, improvement)
 
@@ -222,7 +224,8 @@ def row_name(row: TableRow, trial: Trial | None, summary: Summary) -> str:
     size = "" if row.max_num_batched_tokens is None else str(row.max_num_batched_tokens)
     plain = trial is None or (trial.role not in ("baseline", "reference") and not is_baseline(trial, summary))
     if size and plain:
-        return size
+        budget = None if trial is None else trial.reuse_budget
+        return size if budget is None or budget.off else f"{size} +plug-in"
     name = row.label or "stock"
     return f"{name} ({size})" if size else name
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tuner.domain.candidate import Candidate
+from tuner.domain.candidate import CHUNK_KNOB, Candidate
 from tuner.domain.measurement import metric
 from tuner.domain.outcome import Trial
 from tuner.domain.profile import Objective
@@ -84,12 +84,33 @@ def winner(
     objective: Objective,
     *,
     beats: Callable[[Trial, Trial], bool],
+    stock: Trial | None = None,
 ) -> Trial | None:
-    """The best of the (merged) finals; None when none is feasible.
+    """The best of the (merged) finals, or `stock` where it is better than that beyond the noise; None without a final.
 
-    A configuration with the scheduler plug-in has to beat the best one without it beyond the noise
-    (`beats(plugin, plain)`): a plug-in that brings nothing is a dependency that nobody needs.
+    A configuration with the scheduler plug-in has to beat the best one without it, stock included, beyond the noise
+    (`beats(one, other)`): a plug-in that brings nothing is a dependency that nobody needs.
     """
     order = ranked(finals, objective)
-    plain = next((t for t in order if t.reuse_budget is None), None)
-    return next((t for t in order if plain is None or t is plain or beats(t, plain)), None)
+    if not order:
+        return None
+    plain = [t for t in ranked([*finals, *([stock] if stock else [])], objective) if t.reuse_budget is None]
+    with_plugin = [t for t in order if t.reuse_budget is not None]
+    found = next((t for t in with_plugin if not plain or beats(t, plain[0])), None)
+    if found is None:
+        found = next((t for t in plain if t is not stock), plain[0])
+        if plain[0] is stock and beats(plain[0], found):
+            return stock
+    return found
+
+
+def label_of(candidate: Candidate) -> str:
+    """What people call a candidate: `chunk 512`, `chunk 512, min_reuse_ratio 0.8`."""
+    parts = []
+    for name, value in candidate.knobs.items():
+        parts.append(f"chunk {value}" if name == CHUNK_KNOB else f"{name} {value}")
+    budget = candidate.effective_budget
+    if budget is not None:
+        given = budget.model_dump(exclude_defaults=True)
+        parts += [f"{name} {value:g}" for name, value in given.items()]
+    return ", ".join(parts) or "stock"

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from tuner.domain.candidate import Candidate
 from tuner.engine.launch import command_line
 from tuner.space.search_space import Choices, SearchSpace, search_space
+from tuner.study.choice import label_of
 from tuner.study.opening import study_path
 from tuner.study.references import reference_candidates
 from tuner.study.search import planned_candidates
-from tuner.study.sweep import SweepRequest, label_of
+from tuner.study.sweep import SweepRequest
 from tuner.trial.artifacts import StudyDirectory
 from tuner.trial.session import SessionConfig
 

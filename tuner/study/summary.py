@@ -12,7 +12,7 @@ from tuner.domain.outcome import Improvement, StudyFile, StudyTime, Summary, Tab
 from tuner.domain.profile import Objective, Profile
 from tuner.domain.workload import SharedPrefixWorkload
 from tuner.measure import memory_note, relative_change
-from tuner.study.choice import candidate_of, ranked
+from tuner.study.choice import candidate_of, label_of, ranked
 from tuner.study.finals import observed
 from tuner.trial.artifacts import StudyDirectory
 
@@ -48,7 +48,9 @@ def build_summary(
     baseline = next((t for t in trials if t.role == "baseline" and t.state == "completed"), None)
     final_baseline = next((t for t in merged if baseline is not None and t.final_of == baseline.number), baseline)
     improvement = (
-        {} if best is None or final_baseline is None else _improvement(directory, profile, final_baseline, best, trials)
+        {}
+        if best is None or final_baseline is None or best is final_baseline
+        else _improvement(directory, profile, final_baseline, best, trials)
     )
     return Summary(
         study=study.study,
@@ -56,7 +58,7 @@ def build_summary(
         baseline=baseline.number if baseline else next((t.number for t in trials if t.role == "baseline"), None),
         best=best.number if best else None,
         improvement=improvement,
-        advice=_advice(profile, trials, best, improvement),
+        advice=_advice(profile, trials, merged, best, improvement),
         trials=[_line(t, profile.objective) for t in trials],
         counts=dict(Counter(t.state for t in trials)),
         time=_time(trials, elapsed_s, earlier),
@@ -143,6 +145,11 @@ def _table(
             chunks.setdefault(chunk_of(trial), []).append(shown)
         else:
             rows.append(_row(shown, trial, best))
+    # A configuration measured in the finals only: the best one with the plug-in once more without it.
+    known = {candidate_of(t).model_dump_json() for t in trials if t.role != "final"}
+    for configuration, trial in by_configuration.items():
+        if configuration not in known:
+            chunks.setdefault(chunk_of(trial), []).append(trial)
     for chunk in sorted(chunks, key=lambda c: (c is None, c)):
         group = chunks[chunk]
         has_best = [t for t in group if best is not None and candidate_of(t) == candidate_of(best)]
@@ -172,7 +179,11 @@ def _row(shown: Trial, named: Trial, best: Trial | None) -> TableRow:
 
 
 def _advice(
-    profile: Profile, trials: Sequence[Trial], best: Trial | None, improvement: dict[str, Improvement]
+    profile: Profile,
+    trials: Sequence[Trial],
+    merged: Sequence[Trial],
+    best: Trial | None,
+    improvement: dict[str, Improvement],
 ) -> list[str]:
     advice = []
     main = improvement.get(profile.objective.metrics[0])
@@ -184,6 +195,7 @@ def _advice(
     subject = best or next((t for t in trials if t.role == "baseline" and t.median), None)
     if subject is not None and subject.median is not None:
         advice += _hit_rate_advice(profile, subject.median)
+        advice += _passed_over(profile.objective, subject, merged)
         preemptions = subject.median.preemptions
         if preemptions:
             advice.append(
@@ -198,6 +210,18 @@ def _advice(
         example = next(t for t in trials if t.cause == cause)
         advice.append(f"{count} x {cause}: {example.message}" + (f" {example.mend}" if example.mend else ""))
     return advice
+
+
+def _passed_over(objective: Objective, chosen: Trial, merged: Sequence[Trial]) -> list[str]:
+    """Why a configuration that measured better than the chosen one was not taken."""
+    order = ranked(merged, objective)
+    first = order[0] if order else chosen
+    if first.reuse_budget is None or candidate_of(first) == candidate_of(chosen):
+        return []
+    return [
+        f"With the scheduler plug-in, {label_of(candidate_of(first))} measured better, but not beyond the noise: more "
+        "rounds would tell."
+    ]
 
 
 def _hit_rate_advice(profile: Profile, median: Measurement) -> list[str]:
@@ -217,6 +241,8 @@ def _hit_rate_advice(profile: Profile, median: Measurement) -> list[str]:
             f"The prefix hit rate is {rate:.0%} and the KV pool is full ({used:.0%}): the cache thrashes. Give it "
             "more memory; below that, a reuse budget has nothing to keep."
         ]
+    if profile.space.reuse_budget:
+        return [f"The prefix hit rate is {rate:.0%}: give the cache more memory, if this load shares more than that."]
     return [
         f"The prefix hit rate is {rate:.0%}: give the cache more memory, or put reuse_budget "
         "(max_cached_blocks, min_reuse_ratio) into the space."

@@ -21,7 +21,7 @@ from tuner.freeze import control_of, freeze_trial, repeats_of
 from tuner.space.alignment import is_aligned
 from tuner.space.search_space import declared_block_size, search_space
 from tuner.study import finals as final
-from tuner.study.choice import candidate_of, winner
+from tuner.study.choice import candidate_of, label_of, winner
 from tuner.study.opening import exclusive, open_or_create, study_path
 from tuner.study.references import reference_candidates
 from tuner.study.search import Search, Suggestion, open_study, settle_leftovers
@@ -310,8 +310,10 @@ class _Sweep:
         """Choose, summarize and write, also when the study was stopped or interrupted."""
         finals = [t for t in self.trials if t.role == "final" and t.state == "completed"]
         merged = final.merged(self.directory, finals, self.profile)
-        own = [t for t in merged if t.final_of is not None and self._role_of(t.final_of) == "candidate"]
-        best = winner(own, self.profile.objective, beats=final.beats_beyond_noise(self.directory, self.profile, finals))
+        stock = next((t for t in merged if t.final_of is not None and self._role_of(t.final_of) == "baseline"), None)
+        own = [t for t in merged if t is not stock]
+        beats = final.beats_beyond_noise(self.directory, self.profile, finals)
+        best = winner(own, self.profile.objective, beats=beats, stock=stock)
         summary = build_summary(
             self.directory,
             self.study_file,
@@ -363,15 +365,3 @@ class _Sweep:
 
 def _diagnosis_of(trial: Trial) -> Diagnosis:
     return Diagnosis(code=trial.cause or "unknown", message=trial.message or "", mend=trial.mend or "")
-
-
-def label_of(candidate: Candidate) -> str:
-    """What people call a candidate: `chunk 512`, `chunk 512, min_reuse_ratio 0.8`."""
-    parts = []
-    for name, value in candidate.knobs.items():
-        parts.append(f"chunk {value}" if name == CHUNK_KNOB else f"{name} {value}")
-    budget = candidate.effective_budget
-    if budget is not None:
-        given = budget.model_dump(exclude_defaults=True)
-        parts += [f"{name} {value:g}" for name, value in given.items()]
-    return ", ".join(parts) or "stock"

@@ -69,6 +69,21 @@ def test_an_unknown_kind_names_the_known_ones() -> None:
         parse_profile(BASE.replace("shared-prefix", "shared"))
 
 
+@pytest.mark.parametrize(
+    "extra",
+    [
+        "objective: {minimize: groups.nobody.p50}",
+        "constraints: [groups.nobody.p99 <= 5]",
+        "regress_metrics: [groups.nobody.p50]",
+    ],
+)
+def test_a_class_that_the_load_does_not_have_is_refused(extra: str) -> None:
+    with pytest.raises(ProfileError, match=r"groups\.nobody.*no class of this load"):
+        parse_profile(BASE + extra + "\n")
+    several = BASE.replace("system_prompt_tokens: 2048", "system_prompts: 2, system_prompt_tokens: 2048")
+    assert parse_profile(several + "objective: {minimize: groups.system-1.p50}\n")
+
+
 def test_a_memory_limit_below_the_preallocation_is_refused_with_the_reason() -> None:
     with pytest.raises(ProfileError, match=r"can never hold.*preallocates"):
         parse_profile(BASE + "constraints: [memory.peak_fraction <= 0.5]\n")

@@ -3,12 +3,14 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes import studies
+from tuner.domain.candidate import ReuseBudget
 from tuner.domain.outcome import Improvement
 from tuner.report.answer import (
     advice_beside_failures,
     answer,
     copyable_command,
     failures,
+    row_name,
     trial_label,
     unmeasured,
 )
@@ -37,6 +39,26 @@ def test_an_interval_over_zero_is_no_victory() -> None:
         "Chunk 8192 measured best, but its TTFT P90 of 84 ms is not distinguishable from the stock configuration's "
         "86 ms (measured −2.9 %, 95 % interval −78 % to +7.5 %)."
     )
+
+
+def test_a_best_that_is_not_better_than_stock_says_keep_stock() -> None:
+    data = studies.normal()
+    worse = Improvement(baseline=80.0, best=85.0, change=0.0625, ci95=(-0.05, 0.2))
+    summary = data.summary.model_copy(update={"improvement": {"ttft_ms.p90": worse}})
+    assert answer(data.study, summary, data.trials).sentence == (
+        "Keep the stock configuration: the best of the others, chunk 8192, has a TTFT P90 of 85 ms, not "
+        "distinguishable from the stock configuration's 80 ms (measured +6.2 %, 95 % interval −5.0 % to +20 %)."
+    )
+
+
+def test_a_row_of_the_plugin_says_so() -> None:
+    data = studies.normal()
+    row = data.summary.table[-1]
+    trial = next(t for t in data.trials if t.role == "candidate")
+    kept = trial.model_copy(update={"reuse_budget": ReuseBudget(max_cached_blocks=80)})
+    size = str(row.max_num_batched_tokens)
+    assert row_name(row, trial, data.summary) == size
+    assert row_name(row, kept, data.summary) == f"{size} +plug-in"
 
 
 def test_the_merged_value_of_the_finals_is_the_one_told() -> None:

@@ -87,6 +87,23 @@ def test_a_second_finalist_with_the_plugin_has_to_beat_the_plain_one_too() -> No
     assert asked == [(1, 4), (2, 4)]
 
 
+@pytest.mark.parametrize(("beyond_noise", "wins"), [(True, 9), (False, 2)])
+def test_stock_wins_where_it_is_better_beyond_the_noise(beyond_noise: bool, wins: int) -> None:
+    stock = trial(9, 40.0, chunk=2048)
+    found = winner([kept(1, 50.0), trial(2, 52.0, chunk=512)], P90, beats=lambda a, b: beyond_noise and a is stock,
+                   stock=stock)  # fmt: skip
+    assert found is not None
+    assert found.number == wins
+
+
+def test_the_plugin_is_held_against_stock_where_that_is_the_best_plain_one() -> None:
+    stock = trial(9, 40.0, chunk=2048)
+    finals = [kept(1, 20.0), trial(2, 52.0, chunk=512)]
+    found = winner(finals, P90, beats=lambda a, b: (a.number, b.number) == (1, 9), stock=stock)
+    assert found is not None
+    assert found.number == 1
+
+
 def test_the_plugin_wins_where_nothing_else_is_feasible() -> None:
     finals = [kept(1, 50.0), trial(2, 40.0, violations=("failed_requests == 0: 3",), chunk=512)]
     found = winner(finals, P90, beats=lambda a, b: False)

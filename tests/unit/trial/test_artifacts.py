@@ -20,6 +20,7 @@ from tuner.trial.artifacts import StudyDirectory, read_requests, read_telemetry
         gzip.compress(b"{}\n"),
         gzip.compress(b'{"source": "nvml"}\n{"at_s": "x"}\n'),
     ],
+    ids=["empty", "cut off", "damaged", "list", "null", "no fields", "wrong type"],
 )
 def test_a_damaged_round_is_named(tmp_path: Path, data: bytes) -> None:
     folder = StudyDirectory(tmp_path).trial_dir(3)
