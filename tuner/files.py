@@ -12,6 +12,9 @@ import orjson
 
 from tuner.errors import FileFormatError
 
+LARGEST_FILE_BYTES = 2**28
+"""Far above any document of ours."""
+
 
 def dump_json(value: Any) -> bytes:
     """Pretty JSON with a final newline; TypeError for what JSON cannot carry."""
@@ -57,10 +60,19 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, dump_json(value))
 
 
+def read_bounded(path: Path) -> bytes:
+    """The whole file. FileFormatError above LARGEST_FILE_BYTES: a device such as /dev/zero has no end."""
+    with path.open("rb") as file:
+        data = file.read(LARGEST_FILE_BYTES + 1)
+    if len(data) > LARGEST_FILE_BYTES:
+        raise FileFormatError(f"{path} is larger than any file of chunktune's", "Name the right one.")
+    return data
+
+
 def read_json(path: Path, *, schema: str | None = None) -> dict[str, Any]:
     """A JSON object; with `schema`, one of exactly that schema. FileFormatError says what is wrong."""
     try:
-        value = orjson.loads(path.read_bytes())
+        value = orjson.loads(read_bounded(path))
     except FileNotFoundError:
         raise FileFormatError(f"{path} does not exist") from None
     except IsADirectoryError:

@@ -3,7 +3,10 @@
 import os
 from pathlib import Path
 
-from tuner.files import write_whole
+import pytest
+
+from tuner.errors import FileFormatError
+from tuner.files import read_json, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -34,3 +37,9 @@ def test_a_pipe_or_device_is_written_to_and_stays(tmp_path: Path) -> None:
     finally:
         os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_a_file_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.files.LARGEST_FILE_BYTES", 1000)
+    with pytest.raises(FileFormatError, match="/dev/zero is larger than any file"):
+        read_json(Path("/dev/zero"))

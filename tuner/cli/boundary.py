@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import functools
+import io
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -55,6 +57,9 @@ def open_standard_streams() -> None:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
     sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
     sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a locale without a minus sign loses the sign, not the answer
 
 
 def _exit_code(action: Callable[[], int]) -> int:
@@ -94,6 +99,10 @@ def _write_traceback() -> Path:
     return path
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
 def _say(text: str) -> None:
-    sys.stderr.write(f"chunktune: {text}\n")
+    # A server's words may be part of it: they must not steer the terminal.
+    sys.stderr.write(f"chunktune: {_CONTROL.sub('?', text)}\n")
     sys.stderr.flush()

@@ -56,7 +56,7 @@ def freeze(
         refuse_simulated(frozen, f"study {record.study.study}", allow_simulated)
     text = {Format.json: to_json, Format.yaml: to_yaml, Format.args: to_args}[format_](frozen)
     if output is not None:
-        _write(output, text)
+        write_export(output, text)
     if json_:
         sys.stdout.write(to_json(frozen))
     elif output is None:
@@ -120,14 +120,15 @@ def refuse_simulated(frozen: Frozen, what: str, allowed: bool) -> None:
     _say(f"warning: {what} is SIMULATED")
 
 
-def _write(path: Path, text: str) -> None:
+def write_export(path: Path, text: str) -> None:
+    """The text in a file. UsageError where something stands there that is none of our exports."""
     from tuner.errors import UsageError
     from tuner.files import write_whole
 
     verb = "wrote"
     if path.is_dir():
         raise UsageError(f"{path} is a folder", "Name a file.")
-    if path.exists():
+    if path.is_file():
         if not _is_ours(path):
             raise UsageError(f"{path} exists and was not written by chunktune", "Remove it, or name another file.")
         verb = "replaced"
@@ -140,10 +141,13 @@ def _write(path: Path, text: str) -> None:
 
 def _is_ours(path: Path) -> bool:
     try:
-        head = path.read_bytes()[:4096]
+        with path.open("rb") as file:
+            head = file.read(4096)
     except OSError:
         return False
-    return not head.strip() or b"chunktune.frozen/" in head or b"Frozen by chunktune" in head or b" serve " in head
+    # A command line carries no name of ours; it is one line that serves with options.
+    is_command = head.count(b"\n") == 1 and b" serve " in head and b" --" in head
+    return not head.strip() or b"chunktune.frozen/" in head or b"Frozen by chunktune" in head or is_command
 
 
 def _say(text: str) -> None:

@@ -29,6 +29,14 @@ class Hardware(Document):
     """The name under which aiconfigurator-core knows the model; the profile's model when null."""
 
 
+_SECRET = re.compile(r"TOKEN(?!IZER|S)|SECRET|PASSW(OR)?D|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY", re.IGNORECASE)
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether an environment variable of this name holds something that is never written down."""
+    return _SECRET.search(name) is not None
+
+
 def _settable(env: dict[str, str]) -> dict[str, str]:
     for name, value in env.items():
         if not name or "=" in name or "\0" in name + value:

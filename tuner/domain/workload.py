@@ -15,7 +15,7 @@ from tuner.domain.units import Duration, TokenRange
 class _Arrivals(Document):
     """Closed loop (`concurrency`) or open loop (`rate` a second, Poisson when `burstiness` is 1)."""
 
-    concurrency: PositiveInt | None = None
+    concurrency: Annotated[int, Field(gt=0, le=100_000)] | None = None
     """Closed loop: so many requests at a time, the next one when one ends."""
     rate: PositiveFloat | None = None
     """Open loop: requests a second, sent by the clock."""
@@ -29,7 +29,7 @@ class _Arrivals(Document):
 
 
 class _Workload(_Arrivals):
-    requests: PositiveInt
+    requests: Annotated[int, Field(gt=0, le=10_000_000)]
     """Measured requests a round; the cold burst comes on top."""
     api: Literal["completions", "chat"] = "completions"
     """completions sends token ids, so that lengths are exact; chat goes through the chat template."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,7 +15,7 @@ from tuner.domain.candidate import CHUNK_KNOB, ReuseBudget, Scalar
 from tuner.domain.frozen import FROZEN_SCHEMA, Baseline, Control, Frozen, StudyRef
 from tuner.domain.measurement import metric
 from tuner.domain.outcome import StudyFile, Trial
-from tuner.domain.profile import Profile
+from tuner.domain.profile import Profile, is_secret_name
 from tuner.domain.workload import workload_sha256
 from tuner.errors import FileFormatError, UsageError
 from tuner.files import read_json, write_json
@@ -31,7 +30,6 @@ NEVER_FROZEN = frozenset(
 _PINNED = (CHUNK_KNOB, "max_num_seqs", "max_model_len", "enable_chunked_prefill", "enable_prefix_caching")
 """Frozen as the engine ran them even when nobody asked for them: their defaults move between vLLM versions."""
 
-_SECRET = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 _OURS = frozenset({"CHUNKTUNE_SIM", "VLLM_SERVER_DEV_MODE"})
 
 
@@ -105,6 +103,12 @@ def load_frozen(path: Path) -> Frozen:
         raise FileFormatError(
             f"{path}: {where}: {first['msg']}", "It was edited or damaged; freeze the study again."
         ) from None
+    alien = next((n for n in frozen.engine_args if n in NEVER_FROZEN), None)
+    if alien is not None:
+        raise FileFormatError(
+            f"{path}: engine_args.{alien} belongs to one start or to one person, not to a configuration",
+            "Take it out; `chunktune serve FILE -- --option value` gives it to one start.",
+        )
     if frozen.workload_sha256 != workload_sha256(frozen.workload):
         raise FileFormatError(
             f"{path}: workload: it is not the load that the baseline was measured with (workload_sha256 differs)",
@@ -128,7 +132,7 @@ def frozen_args(trial: Trial) -> dict[str, Scalar]:
 
 def frozen_env(env: Mapping[str, str]) -> dict[str, str]:
     """The engine's environment without anything that looks like a secret, and without our own switches."""
-    return {name: value for name, value in env.items() if not _SECRET.search(name) and name not in _OURS}
+    return {name: value for name, value in env.items() if not is_secret_name(name) and name not in _OURS}
 
 
 def _budget(trial: Trial) -> ReuseBudget | None:

@@ -57,6 +57,12 @@ class Reply:
         if not isinstance(message, dict):
             self.error = f"an event that is no object: {_text(data)}"
             return
+        try:
+            self._message(message, data, at_s, named_error=named_error)
+        except (AttributeError, TypeError):
+            self.error = f"an event of another shape than OpenAI's: {_text(data)}"
+
+    def _message(self, message: dict[str, Any], data: bytes, at_s: float, *, named_error: bool) -> None:
         choices = message.get("choices")
         if choices:
             for choice in choices:

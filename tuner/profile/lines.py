@@ -31,6 +31,8 @@ def parse_with_lines(text: str, source: str) -> tuple[Any, dict[Path, int]]:
         raise ProfileError(f"{source}: not valid YAML: {error}") from None
     except RecursionError:
         raise _too_deep(source) from None
+    except ValueError as error:
+        raise ProfileError(f"{source}: a value cannot be read: {error}") from None
     lines: dict[Path, int] = {}
     # Walked through its aliases, a short text may have no end.
     if node is not None:

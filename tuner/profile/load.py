@@ -10,7 +10,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from tuner.domain.profile import Profile
+from tuner.domain.profile import Profile, is_secret_name
 from tuner.domain.workload import (
     MixedWorkload,
     PromptsWorkload,
@@ -18,7 +18,8 @@ from tuner.domain.workload import (
     TraceWorkload,
     WorkloadClass,
 )
-from tuner.errors import ProfileError
+from tuner.errors import FileFormatError, ProfileError
+from tuner.files import read_bounded
 from tuner.profile.lines import line_of, parse_with_lines
 from tuner.profile.overrides import apply_overrides
 
@@ -41,9 +42,11 @@ def load_profile(name_or_path: str | None = None, overrides: list[str] | None = 
     """
     path = _find(name_or_path or DEFAULT_PROFILE)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path).decode("utf-8")
     except OSError as error:
         raise ProfileError(f"{path} cannot be read: {error.strerror}") from None
+    except FileFormatError as error:
+        raise ProfileError(error.message) from None
     except UnicodeDecodeError:
         raise ProfileError(f"{path} is no UTF-8 text") from None
     return parse_profile(text, source=str(path), base_dir=path.parent, overrides=overrides or [])
@@ -57,6 +60,7 @@ def parse_profile(
     if not isinstance(value, dict):
         raise ProfileError(f"{source}: a profile is a mapping of keys", "See profiles/default.yaml for one.")
     value = apply_overrides(value, overrides or [])
+    _check_whole_numbers(value, (), source)
     version = value.get("version")
     if version is not None and version != 1:
         raise ProfileError(f"{source}: version {version!r}; this chunktune reads version 1")
@@ -64,7 +68,25 @@ def parse_profile(
         profile = Profile.model_validate(value)
     except ValidationError as error:
         raise _explain(error, value, lines, source) from None
+    secret = next(filter(is_secret_name, profile.engine.env), None)
+    if secret is not None:
+        raise ProfileError(
+            f"{source}: engine.env.{secret}: a secret does not belong in a profile",
+            "Take it out and export it: the engine inherits chunktune's environment.",
+        )
     return _with_absolute_paths(profile, base_dir)
+
+
+def _check_whole_numbers(value: Any, path: tuple[str | int, ...], source: str) -> None:
+    """No file of ours holds a whole number above 64 bits."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            _check_whole_numbers(below, (*path, key), source)
+    elif isinstance(value, list):
+        for index, below in enumerate(value):
+            _check_whole_numbers(below, (*path, index), source)
+    elif isinstance(value, int) and abs(value) >= 2**63:
+        raise ProfileError(f"{source}: {'.'.join(map(str, path))}: the number is too large")
 
 
 def _with_absolute_paths(profile: Profile, base_dir: Path) -> Profile:

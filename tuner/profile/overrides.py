@@ -18,8 +18,8 @@ def apply_overrides(value: dict[str, Any], overrides: list[str]) -> dict[str, An
             raise UsageError(f"--set {text!r} has no '='", "Write --set workload.requests=100, for example.")
         try:
             new = yaml.safe_load(raw)
-        except yaml.YAMLError:
-            raise UsageError(f"--set {text!r}: the value is not valid YAML") from None
+        except (yaml.YAMLError, ValueError):
+            raise UsageError(f"--set {text[:80]!r}: the value is not valid YAML") from None
         except RecursionError:
             raise UsageError(f"--set {text[:40]!r}...: the value is nested too deeply") from None
         result = _with(result, dotted.strip().split("."), new, text)

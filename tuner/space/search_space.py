@@ -7,6 +7,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pydantic import ValidationError
+
 from tuner.domain.candidate import CHUNK_KNOB, Candidate, ReuseBudget, Scalar
 from tuner.domain.profile import KnobRange, KnobSpec, Profile
 from tuner.errors import ProfileError
@@ -132,7 +134,7 @@ def check_alignment(chunk_size: int, block_size: int) -> None:
     if is_aligned(chunk_size, block_size):
         return
     below = max(block_size, chunk_size // block_size * block_size)
-    above = -(-chunk_size // block_size) * block_size
+    above = max(block_size, -(-chunk_size // block_size) * block_size)
     near = f"{below} or {above}" if below != above else f"{above}"
     raise ProfileError(
         f"space.{CHUNK_KNOB}: {chunk_size} is no multiple of the KV block of {block_size} tokens",
@@ -177,5 +179,6 @@ def _check_budget(knob: Knob) -> None:
         field = knob.name.removeprefix(BUDGET_PREFIX)
         try:
             ReuseBudget.model_validate({field: value})
-        except ValueError:
-            raise ProfileError(f"space.{knob.name}: {value!r} is outside what the plug-in takes") from None
+        except ValidationError as error:
+            why = error.errors(include_url=False)[0]["msg"]
+            raise ProfileError(f"space.{knob.name}: {value!r} is outside what the plug-in takes: {why}") from None

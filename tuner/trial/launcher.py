@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tuner.domain.profile import Hardware
+from tuner.domain.profile import Hardware, is_secret_name
 from tuner.errors import UsageError
 from tuner.telemetry import describe_devices
 
@@ -69,6 +69,12 @@ def _command(text: str) -> tuple[str, ...]:
         raise UsageError(f"the vLLM command {text!r} cannot be read: {error}") from None
     if not parts:
         raise UsageError("the vLLM command is empty")
+    secret = next((p.partition("=")[0] for p in parts if "=" in p and is_secret_name(p.partition("=")[0])), None)
+    if secret is not None:
+        raise UsageError(
+            f"the vLLM command sets {secret}: a secret does not belong on a command line",
+            "Export it: the engine inherits chunktune's environment.",
+        )
     if shutil.which(parts[0]) is None:
         raise UsageError(
             f"the vLLM command {parts[0]!r} does not exist or is not executable", "Check --vllm or CHUNKTUNE_VLLM."

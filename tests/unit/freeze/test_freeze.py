@@ -181,6 +181,15 @@ def test_a_file_that_is_no_frozen_one_is_refused_by_name(tmp_path: Path, content
     assert "f.json" in str(caught.value)
 
 
+@pytest.mark.parametrize("option", ["api_key", "host"])
+def test_an_option_of_one_start_or_person_is_refused(tmp_path: Path, option: str) -> None:
+    value = frozen_of(trial_of(3, [80.0])).to_json()
+    value["engine_args"][option] = "0.0.0.0"
+    (tmp_path / "f.json").write_text(json.dumps(value))
+    with pytest.raises(FileFormatError, match=f"engine_args.{option} belongs to one start"):
+        load_frozen(tmp_path / "f.json")
+
+
 @pytest.mark.parametrize("change", [{"model": "a\0b"}, {"engine_args": {"dtype": "a\0b"}}], ids=["model", "option"])
 def test_what_no_command_line_can_hold_is_refused(tmp_path: Path, change: dict[str, Any]) -> None:
     value = frozen_of(trial_of(3, [80.0])).to_json() | change

@@ -115,6 +115,13 @@ def test_what_is_no_json_is_an_error() -> None:
     assert read("[1]").error is not None
 
 
+@pytest.mark.parametrize(
+    "message", [{"choices": "x"}, {"choices": [1]}, {"choices": 7}, {"choices": [], "usage": "x"}], ids=str
+)
+def test_json_of_another_shape_is_an_error(message: dict[str, Any]) -> None:
+    assert "another shape" in (read(message).error or "")
+
+
 def test_null_error_is_none() -> None:
     assert read({**text("a"), "error": None}).error is None
 

@@ -23,12 +23,23 @@ def test_a_path_before_v1_stays() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["h:8000", "ftp://h", "http://", "http://h:99999", "http://u:p@h", "http://h/?a=1", "http://" + "h" * 64]
+    "url",
+    [
+        "h:8000",
+        "ftp://h",
+        "http://",
+        "http://h:99999",
+        "http://u:p@h",
+        "u:p@h:8000",
+        "http://h/?key=sk-secret",
+        "http://" + "h" * 64,
+    ],
 )
 def test_what_is_no_address_is_refused(url: str) -> None:
     with pytest.raises(UsageError) as caught:
         Target(url)
     assert "u:p" not in str(caught.value)
+    assert "sk-secret" not in str(caught.value)
 
 
 def test_the_key_is_not_shown() -> None:

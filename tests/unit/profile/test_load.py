@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.domain.profile import is_secret_name
 from tuner.domain.workload import SharedPrefixWorkload
 from tuner.errors import ProfileError, UsageError
 from tuner.profile import load_profile, parse_profile
@@ -82,6 +83,36 @@ def test_a_class_that_the_load_does_not_have_is_refused(extra: str) -> None:
         parse_profile(BASE + extra + "\n")
     several = BASE.replace("system_prompt_tokens: 2048", "system_prompts: 2, system_prompt_tokens: 2048")
     assert parse_profile(several + "objective: {minimize: groups.system-1.p50}\n")
+
+
+@pytest.mark.parametrize(
+    ("extra", "says"),
+    [
+        ("rounds: 99999999999999999999", "rounds: the number is too large"),
+        ("engine: {args: {max_num_seqs: -99999999999999999999}}", "max_num_seqs: the number is too large"),
+        ("rounds: " + "9" * 5000, "cannot be read"),
+        ("engine: {env: {MY_TOKEN: abc}}", "MY_TOKEN: a secret does not belong in a profile"),
+    ],
+    ids=["large", "small", "endless", "secret"],
+)
+def test_what_could_not_be_written_down_is_refused(extra: str, says: str) -> None:
+    with pytest.raises(ProfileError, match=says) as caught:
+        parse_profile(BASE + extra + "\n")
+    assert "abc" not in str(caught.value)
+
+
+def test_more_requests_at_a_time_than_any_machine_bears_are_refused() -> None:
+    with pytest.raises(ProfileError, match="concurrency"):
+        parse_profile(BASE.replace("concurrency: 32", "concurrency: 5000000"))
+
+
+@pytest.mark.parametrize(
+    ("name", "secret"),
+    [("HF_TOKEN", True), ("PGPASSWORD", True), ("AWS_SECRET_ACCESS_KEY", True), ("OPENAI_API_KEY", True),
+     ("TOKENIZERS_PARALLELISM", False), ("VLLM_MAX_TOKENS", False), ("HF_HOME", False)],
+)  # fmt: skip
+def test_names_of_secrets(name: str, secret: bool) -> None:
+    assert is_secret_name(name) is secret
 
 
 def test_a_memory_limit_below_the_preallocation_is_refused_with_the_reason() -> None:
