@@ -280,3 +280,12 @@ def test_bad_input_is_one_clear_message(tmp_path: Path, profile: Path, case: str
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("wrong", ["hardware.gpu=h999", "hardware.cost_model=nobody/knows-this"])
+def test_hardware_that_nobody_measured_is_named(tmp_path: Path, profile: Path, wrong: str) -> None:
+    done = run("sweep", profile, "--engine", "sim", "--set", wrong, cwd=tmp_path)
+    assert done.returncode == 2
+    assert wrong.partition("=")[2] in done.stderr
+    assert "Set hardware.cost_model" in done.stderr
+    assert len(trials(tmp_path / "results/tiny")) == 1

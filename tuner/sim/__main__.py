@@ -41,8 +41,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         plan = make_plan(options, Hardware.from_environment(os.environ))
     except UsageError as error:
-        log.api("ERROR", str(error))
-        return 1
+        return log.wrong_settings(error)
     except ConfigError as error:
         log.plain(f"1 validation error for VllmConfig\n  Value error, {error} [type=value_error]")
         return 1
@@ -58,8 +57,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         return _run(plan, options, log)
     except UsageError as error:
-        log.engine("ERROR", str(error))
-        return 1
+        return log.wrong_settings(error)
 
 
 class _Log:
@@ -70,6 +68,11 @@ class _Log:
 
     def engine(self, level: str, text: str) -> None:
         self._write("EngineCore", level, text)
+
+    def wrong_settings(self, error: UsageError) -> int:
+        """Like an option that the command line does not take: the hardware or its cost model. Returns the exit code."""
+        self.plain(f"vllm serve: error: {' '.join(str(error).split())}")
+        return 2
 
     def plain(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
