@@ -84,7 +84,7 @@ def test_under_pressure_the_plugin_wins_and_its_flags_are_frozen(tmp_path: Path)
 
     args = run("freeze", study, "--allow-simulated", "--format", "args", cwd=tmp_path).stdout
     assert "--scheduler-cls tuner.scheduler.ReuseBudgetScheduler" in args
-    assert '"max_cached_blocks":160' in args
+    assert '"max_cached_blocks": 160' in args
     yaml = run("freeze", study, "--allow-simulated", "--format", "yaml", cwd=tmp_path).stdout
     assert "scheduler-cls: tuner.scheduler.ReuseBudgetScheduler" in yaml
 
