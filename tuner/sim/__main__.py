@@ -70,9 +70,9 @@ class _Log:
         self._write("EngineCore", level, text)
 
     def wrong_settings(self, error: UsageError) -> int:
-        """Like an option that the command line does not take: the hardware or its cost model. Returns the exit code."""
+        """The hardware or its cost model, said like an option that the command line does not take; the exit code."""
         self.plain(f"vllm serve: error: {' '.join(str(error).split())}")
-        return 2
+        return 1
 
     def plain(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
