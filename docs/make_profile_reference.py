@@ -130,11 +130,13 @@ def _type(hint: Any) -> str:
 
 def _bounds(metadata: tuple[Any, ...]) -> str:
     words = []
-    for constraint in metadata:
+    for constraint in [each for given in metadata for each in getattr(given, "metadata", [given])]:
         if getattr(constraint, "gt", None) is not None:
             words.append(f" above {constraint.gt:g}")
         if getattr(constraint, "ge", None) is not None:
             words.append(f" from {constraint.ge:g}")
+        if getattr(constraint, "le", None) is not None:
+            words.append(f", at most {constraint.le:,}")
     return "".join(words)
 
 
