@@ -22,7 +22,7 @@ engine:
 workload:
   kind: mixed
   concurrency: 2
-  requests: 110
+  requests: 130
   classes:
     - {name: busy, user_prompt_tokens: 3000, output_tokens: [4, 8]}
     - {name: visitor, visit_every: 300ms, system_prompt_tokens: 2000, user_prompt_tokens: [32, 128],
@@ -30,7 +30,7 @@ workload:
 rounds: 1
 space:
   max_num_batched_tokens: [256, 512]
-  reuse_budget: {min_reuse_ratio: [0, 0.8], max_cached_blocks: [0, 160]}
+  reuse_budget: {min_reuse_ratio: [0, 0.8], max_cached_blocks: [0, 160], yield_chunk_tokens: [64]}
 objective: {minimize: groups.visitor.p50}
 constraints: [failed_requests == 0]
 """

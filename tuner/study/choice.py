@@ -69,6 +69,11 @@ def candidate_of(trial: Trial) -> Candidate:
     return Candidate(knobs=trial.knobs, reuse_budget=trial.reuse_budget)
 
 
+def uses_plugin(trial: Trial) -> bool:
+    """Whether the scheduler plug-in served it: a budget with every policy off is the stock scheduler."""
+    return candidate_of(trial).effective_budget is not None
+
+
 def without_plugin(candidate: Candidate) -> Candidate:
     """The same configuration on the stock scheduler."""
     return Candidate(knobs=candidate.knobs)
@@ -94,8 +99,8 @@ def winner(
     order = ranked(finals, objective)
     if not order:
         return None
-    plain = [t for t in ranked([*finals, *([stock] if stock else [])], objective) if t.reuse_budget is None]
-    with_plugin = [t for t in order if t.reuse_budget is not None]
+    plain = [t for t in ranked([*finals, *([stock] if stock else [])], objective) if not uses_plugin(t)]
+    with_plugin = [t for t in order if uses_plugin(t)]
     found = next((t for t in with_plugin if not plain or beats(t, plain[0])), None)
     if found is None:
         found = next((t for t in plain if t is not stock), plain[0])

@@ -12,7 +12,7 @@ from tuner.domain.observation import RoundObservation
 from tuner.domain.outcome import Trial, TrialTime
 from tuner.domain.profile import Profile
 from tuner.measure import relative_change, summarize
-from tuner.study.choice import FINALISTS, candidate_of, finalists, label_of, without_plugin
+from tuner.study.choice import FINALISTS, candidate_of, finalists, label_of, uses_plugin, without_plugin
 from tuner.trial.artifacts import StudyDirectory, read_observation
 from tuner.trial.run import violations
 
@@ -44,7 +44,7 @@ def plan_finals(baseline: Trial | None, candidates: Sequence[Trial], profile: Pr
     entries: list[tuple[int, Candidate, str]] = [(t.number, candidate_of(t), t.label) for t in best]
     for trial in best:
         twin = without_plugin(candidate_of(trial))
-        if trial.reuse_budget is not None:
+        if uses_plugin(trial):
             measured = [entry[1] for entry in entries] + ([] if baseline is None else [candidate_of(baseline)])
             if twin not in measured:
                 entries.append((trial.number, twin, label_of(twin)))

@@ -12,7 +12,7 @@ from tuner.domain.outcome import Improvement, StudyFile, StudyTime, Summary, Tab
 from tuner.domain.profile import Objective, Profile
 from tuner.domain.workload import SharedPrefixWorkload
 from tuner.measure import memory_note, relative_change
-from tuner.study.choice import candidate_of, label_of, ranked
+from tuner.study.choice import candidate_of, label_of, ranked, uses_plugin
 from tuner.study.finals import observed
 from tuner.trial.artifacts import StudyDirectory
 
@@ -216,7 +216,7 @@ def _passed_over(objective: Objective, chosen: Trial, merged: Sequence[Trial]) -
     """Why a configuration that measured better than the chosen one was not taken."""
     order = ranked(merged, objective)
     first = order[0] if order else chosen
-    if first.reuse_budget is None or candidate_of(first) == candidate_of(chosen):
+    if not uses_plugin(first) or candidate_of(first) == candidate_of(chosen):
         return []
     return [
         f"With the scheduler plug-in, {label_of(candidate_of(first))} measured better, but not beyond the noise: more "

@@ -73,6 +73,12 @@ def test_the_plugin_wins_only_beyond_the_noise(beyond_noise: bool, wins: int) ->
     assert found.number == wins
 
 
+def test_a_budget_that_is_off_is_no_plugin() -> None:
+    off = trial(1, 50.0, budget=ReuseBudget(yield_chunk_tokens=64), chunk=512)
+    found = winner([off, trial(2, 52.0, chunk=1024)], P90, beats=lambda a, b: False)
+    assert found is off
+
+
 def test_a_second_finalist_with_the_plugin_has_to_beat_the_plain_one_too() -> None:
     finals = [kept(1, 50.0), kept(2, 51.0), trial(3, 52.0, chunk=512), trial(4, 51.5, chunk=1024)]
     asked: list[tuple[int, int]] = []
