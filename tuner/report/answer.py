@@ -104,7 +104,8 @@ def answer(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Answe
         )
     clause = compared(path, improvement)
     told = f"Take {name}: {what}, {clause}."
-    if not is_better(path, improvement.change):
+    stock_will_do = baseline is not None and not baseline.violations
+    if stock_will_do and not is_better(path, improvement.change):
         told = f"Keep the stock configuration: the best of the others, {name}, has a {what}, {clause}."
     elif _in_noise(improvement):
         told = f"{name[:1].upper()}{name[1:]} measured best, but its {what} is {clause}."

@@ -51,6 +51,17 @@ def test_a_best_that_is_not_better_than_stock_says_keep_stock() -> None:
     )
 
 
+def test_a_stock_that_breaks_a_limit_is_not_the_one_to_keep() -> None:
+    data = studies.normal()
+    worse = Improvement(baseline=80.0, best=85.0, change=0.0625, ci95=(-0.05, 0.2))
+    summary = data.summary.model_copy(update={"improvement": {"ttft_ms.p90": worse}})
+    trials = [
+        t.model_copy(update={"violations": ["itl_ms.p99 <= 1: 36"]}) if t.number == summary.baseline else t
+        for t in data.trials
+    ]
+    assert "Keep" not in answer(data.study, summary, trials).sentence
+
+
 def test_a_row_of_the_plugin_says_so() -> None:
     data = studies.normal()
     row = data.summary.table[-1]
