@@ -12,7 +12,6 @@ from typing import Any
 
 from tuner.clock import Clock
 from tuner.domain.measurement import Measurement
-from tuner.domain.outcome import Diagnosis
 from tuner.domain.workload import Workload
 from tuner.errors import LoadError, UsageError
 from tuner.load.target import Target
@@ -22,8 +21,8 @@ from tuner.regress.spread import Prior
 from tuner.regress.starts import Arm, Starter
 from tuner.regress.verdict import Evidence, MetricVerdict, NightVerdict, Rules, Word, judge_night, starts_by_look
 from tuner.trial.progress import Progress
-from tuner.trial.rounds import EXTRA_ATTEMPTS
-from tuner.trial.session import Session, remote_session
+from tuner.trial.rounds import counting, enough_rounds
+from tuner.trial.session import RoundResult, Session, remote_session
 
 ROUND_PRIOR = Prior(start_sd=0.0, start_dof=4.0, round_sd=0.02)
 """Between servers that run already there are no fresh starts: rounds are the independent pieces."""
@@ -81,8 +80,8 @@ async def compare_servers(
         for look in range(1, rules.looks + 1):
             while len(done["B"]) < starts_by_look(rounds, look):
                 for side in turn(len(done["B"])):
-                    progress.stage(f"round {len(done[side]) + 1} on {side}")
-                    done[side].append([await _counting_round(sessions[side], side, len(done[side]) + 1)])
+                    number = len(done[side]) + 1
+                    done[side].append([await _counting_round(sessions[side], side, number, clock, progress)])
             verdict = judge_night(evidence(done["A"], done["B"], gate), gate, rules, look=look)
             if not verdict.look_again:
                 break
@@ -133,18 +132,17 @@ def evidence(
     return found
 
 
-async def _counting_round(session: Session, side: str, number: int) -> Measurement:
-    diagnosis = Diagnosis(code="http_error", message="no round was driven")
-    for attempt in range(1 + EXTRA_ATTEMPTS):
-        result = await session.round(f"{side}/round-{number}/{attempt}")
-        if result.measurement.void is None:
-            return result.measurement
-        diagnosis = Diagnosis(code=result.observation.void_code or "http_error", message=result.measurement.void)
-    raise LoadError(
-        diagnosis.code,
-        f"{side}: {1 + EXTRA_ATTEMPTS} rounds in a row do not count: {diagnosis.message}",
-        diagnosis.mend,
-    )
+async def _counting_round(session: Session, side: str, number: int, clock: Clock, progress: Progress) -> Measurement:
+    results: list[RoundResult] = []
+
+    def keep(so_far: list[RoundResult]) -> None:
+        results[:] = so_far
+
+    name = f"round {number} on {side}"
+    diagnosis = await enough_rounds(session, 1, f"{side}/round-{number}", clock, progress, keep, name=name)
+    if diagnosis is not None:
+        raise LoadError(diagnosis.code, f"{side}: {diagnosis.message}", diagnosis.mend)
+    return counting(results)[0].measurement
 
 
 def is_url(text: str) -> bool:

@@ -10,12 +10,13 @@ from tuner.clock import Clock
 from tuner.domain.candidate import ReuseBudget, Scalar
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Measurement
-from tuner.domain.outcome import Diagnosis
+from tuner.domain.outcome import Diagnosis, Trial, TrialTime
 from tuner.domain.profile import EngineSpec, Profile, Space
 from tuner.engine.leftovers import end_leftovers
 from tuner.engine.policy import policy
 from tuner.errors import EngineError, LoadError
 from tuner.files import write_json
+from tuner.measure import summarize
 from tuner.trial.launcher import EngineChoice
 from tuner.trial.progress import Progress
 from tuner.trial.rounds import counting, enough_rounds
@@ -84,8 +85,9 @@ class EngineStarter:
         return self.folder / ".running"
 
     async def _once(self, arm: Arm, number: int, suffix: str) -> StartResult:
-        name = f"start-{number:02d}-{arm.name}{suffix}"
-        self.progress.trial_started(number, f"start {number}: {arm.name}")
+        name, label = f"start-{number:02d}-{arm.name}{suffix}", f"start {number}: {arm.name}"
+        began_s, started_at = self.clock.monotonic_s(), self.clock.now().isoformat(timespec="seconds")
+        self.progress.trial_started(number, label)
         config = SessionConfig.of_profile(
             self.profile,
             self.choice,
@@ -103,13 +105,26 @@ class EngineStarter:
         async with engine_session(
             config, self.clock, on_stage=self.progress.stage, on_progress=self.progress.round_progress
         ) as session:
-            diagnosis = await enough_rounds(session, self.rounds, name, self.progress, keep)
+            diagnosis = await enough_rounds(session, self.rounds, name, self.clock, self.progress, keep)
             effective = session.effective
         if diagnosis is not None:
             raise _load_error(diagnosis, name)
         good = counting(kept)
         # Kept at once: a night that is interrupted later has not lost it.
         write_json(self.folder / f"{name}.json", {"arm": arm.name, "rounds": [r.measurement.to_json() for r in good]})
+        self.progress.trial_finished(
+            Trial(
+                number=number,
+                role="final",
+                label=label,
+                state="completed",
+                engine_args=arm.args,
+                reuse_budget=arm.reuse_budget,
+                median=summarize([r.measurement for r in good], [r.observation for r in good]).median,
+                started_at=started_at,
+                time=TrialTime(total_s=self.clock.monotonic_s() - began_s),
+            )
+        )
         return StartResult(
             rounds=[r.measurement for r in good],
             model_revision=effective.model_revision if effective else None,

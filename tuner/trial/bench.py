@@ -37,7 +37,7 @@ async def bench_server(target: Target, profile: Profile, *, seed: int, clock: Cl
         def keep(so_far: list[RoundResult]) -> None:
             results[:] = so_far
 
-        diagnosis = await enough_rounds(session, profile.rounds, "bench", progress, keep)
+        diagnosis = await enough_rounds(session, profile.rounds, "bench", clock, progress, keep)
         labels, load_s = session.planner.labels, session.load_s
     good = counting(results)
     summary = summarize([r.measurement for r in good], [r.observation for r in good]) if good else None

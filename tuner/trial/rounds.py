@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tuner.clock import Clock
 from tuner.domain.outcome import Diagnosis
 from tuner.engine.causes import CAUSES
 from tuner.engine.diagnosis import cause
@@ -12,6 +13,9 @@ from tuner.trial.session import RoundResult, Session
 
 EXTRA_ATTEMPTS = 2
 """Rounds driven again because one did not count (warm cache, failures, slow client)."""
+
+PAUSES_S = (2.0, 8.0)
+"""Waits before a round that is driven again because the client was the limit: what was in its way may pass."""
 
 HOPELESS = ("auth", "engine_stalled")
 """Codes of void rounds that another round on the same engine would only meet again."""
@@ -28,15 +32,28 @@ def counting(results: Sequence[RoundResult]) -> list[RoundResult]:
 
 
 async def enough_rounds(
-    session: Session, wanted: int, key: str, progress: Progress, on_round: Callable[[list[RoundResult]], None]
+    session: Session,
+    wanted: int,
+    key: str,
+    clock: Clock,
+    progress: Progress,
+    on_round: Callable[[list[RoundResult]], None],
+    *,
+    name: str = "",
 ) -> Diagnosis | None:
     """Drive rounds until `wanted` count, with `EXTRA_ATTEMPTS` to spare; the reason when too many did not.
 
-    `key` makes the content of these rounds new; `on_round` gets all results after each round.
+    `key` makes the content of these rounds new; `on_round` gets all results after each round. `name` is what
+    people are told instead of "round 1 of 3".
     """
     results: list[RoundResult] = []
     while len(counting(results)) < wanted and len(results) < wanted + EXTRA_ATTEMPTS:
-        progress.stage(f"round {len(counting(results)) + 1} of {wanted}")
+        limited = sum(r.observation.void_code == "client_limited" for r in results)
+        if results and results[-1].observation.void_code == "client_limited":
+            pause_s = PAUSES_S[min(limited, len(PAUSES_S)) - 1]
+            progress.stage(f"waiting {pause_s:g} s: the client was the limit")
+            await clock.sleep(pause_s)
+        progress.stage(name or f"round {len(counting(results)) + 1} of {wanted}")
         results.append(await session.round(f"{key}/round-{len(results) + 1}"))
         on_round(results)
         if results[-1].observation.void_code in HOPELESS:

@@ -66,7 +66,7 @@ async def run_trial(plan: TrialPlan, directory: StudyDirectory, clock: Clock, pr
                 plan.config, clock, on_stage=progress.stage, on_progress=progress.round_progress
             ) as session:
                 _note_start(state, session)
-                diagnosis = await _rounds(state, session, directory, progress)
+                diagnosis = await _rounds(state, session, directory, clock, progress)
                 left_s = clock.monotonic_s()
             outcome = _failed_as(diagnosis) if diagnosis else "completed"
         except EngineError as error:
@@ -98,7 +98,7 @@ def _note_start(state: _Progressing, session: LiveSession) -> None:
 
 
 async def _rounds(
-    state: _Progressing, session: LiveSession, directory: StudyDirectory, progress: Progress
+    state: _Progressing, session: LiveSession, directory: StudyDirectory, clock: Clock, progress: Progress
 ) -> Diagnosis | None:
     plan = state.plan
 
@@ -109,7 +109,7 @@ async def _rounds(
         under_way = Diagnosis(code="", message="the trial was under way")
         directory.write_trial(_trial(state, "interrupted", under_way, TrialTime(load_s=session.load_s)))
 
-    return await enough_rounds(session, plan.rounds, f"trial-{plan.number}", progress, keep)
+    return await enough_rounds(session, plan.rounds, f"trial-{plan.number}", clock, progress, keep)
 
 
 def _time(state: _Progressing, session: LiveSession | None, began_s: float, left_s: float, clock: Clock) -> TrialTime:
