@@ -470,6 +470,26 @@ def thousand() -> ReportData:
     )
 
 
+def class_objective() -> ReportData:
+    """One that optimizes what no usual column shows: a class's TTFT and the output throughput."""
+    data = normal()
+    objective = {"minimize": ["groups.short.p90"], "maximize": ["output_token_throughput"]}
+    study = data.study.model_copy(update={"profile": {**data.study.profile, "objective": objective}})
+    trials = [
+        t
+        if t.median is None or t.median.ttft_ms is None
+        else t.model_copy(
+            update={
+                "median": t.median.model_copy(
+                    update={"groups": {"short": latency(t.median.ttft_ms.p90 / 2), "long": latency(900.0)}}
+                )
+            }
+        )
+        for t in data.trials
+    ]
+    return replace(data, study=study, trials=trials, merged=[t for t in trials if t.role == "final"])
+
+
 ALL = {
     "normal": normal,
     "simulated": simulated,
@@ -478,5 +498,6 @@ ALL = {
     "one_trial": one_trial,
     "null_metrics": null_metrics,
     "thousand": thousand,
+    "class_objective": class_objective,
 }
 """Every kind, by name."""

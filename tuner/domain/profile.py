@@ -229,6 +229,11 @@ class Objective(Document):
         down: list[Literal["minimize", "maximize"]] = ["minimize"] * len(self.minimize)
         return down + ["maximize"] * len(self.maximize)
 
+    @property
+    def signs(self) -> list[float]:
+        """For each metric what turns it into a cost: 1, or -1 where more is better."""
+        return [1.0 if direction == "minimize" else -1.0 for direction in self.directions]
+
 
 class Budget(Document):
     """When to stop searching: whichever comes first. Baseline, references and finals are on top of `trials`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -26,6 +26,10 @@ STATE_WORDS = {
     "pruned": "stopped early",
 }
 Kind = Literal["winner", "stock_best", "no_feasible", "nothing_measured", "unfinished"]
+
+
+TTFT_COLUMNS = ("ttft_ms.p50", "ttft_ms.p90", "ttft_ms.p99")
+"""What every table of configurations shows."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,11 @@ def objective_of(study: StudyFile) -> Objective:
         return Objective.model_validate(study.profile.get("objective") or {"minimize": "ttft_ms.p90"})
     except ValidationError:
         return Objective(minimize=["ttft_ms.p90"])
+
+
+def objectives_beside(study: StudyFile, columns: Collection[str]) -> list[str]:
+    """What the study optimizes that a table with these columns (metric paths) would not show."""
+    return [path for path in objective_of(study).metrics if path not in columns]
 
 
 def trial_label(trial: Trial) -> str:

@@ -10,23 +10,27 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.table import Table
 from rich.text import Text
 
+from tuner.domain.measurement import metric
 from tuner.domain.outcome import StudyFile, Summary, TableRow, Trial
 from tuner.domain.units import format_duration
 from tuner.report.answer import (
     STATE_WORDS,
+    TTFT_COLUMNS,
     advice_beside_failures,
     answer,
     by_number,
     failures,
     is_baseline,
+    objectives_beside,
     row_name,
     sentence,
 )
-from tuner.report.numbers import DASH, gib, ms, percent, short
+from tuner.report.numbers import DASH, cell_value, gib, metric_title, ms, percent, short
 
 WIDE = 118
 """Columns of a terminal from which the whole table fits."""
 MOST_FAILURES = 5
+_WIDE_COLUMNS = (*TTFT_COLUMNS, "itl_ms.p99", "prefix_hit_rate", "prefill_chunks_per_request", "request_throughput")
 
 
 def closing_table(summary: Summary, study: StudyFile, trials: Sequence[Trial]) -> RenderableType:
@@ -50,8 +54,9 @@ class _Closing:
         if self.summary.simulated:
             parts.append(_simulated_banner())
         if self.summary.table:
-            parts.append(_table(self.summary, self.trials, wide=wide))
-            parts.append(Text(_legend(self.summary, self.trials), style="dim"))
+            beside = objectives_beside(self.study, _WIDE_COLUMNS if wide else TTFT_COLUMNS)
+            parts.append(_table(self.summary, self.trials, beside, wide=wide))
+            parts.append(Text(_legend(self.summary, beside), style="dim"))
         parts += [Text(), _answer_text(self.study, self.summary, self.trials)]
         parts += _failure_lines(self.trials)
         parts += [Text(f"Note: {line}") for line in advice_beside_failures(self.summary, failures(self.trials))]
@@ -63,38 +68,51 @@ def _simulated_banner() -> Text:
     return Text("SIMULATED: no engine and no GPU were measured; the numbers come from a model of them.", "bold yellow")
 
 
-def _table(summary: Summary, trials: Sequence[Trial], *, wide: bool) -> Table:
+def _table(summary: Summary, trials: Sequence[Trial], beside: Sequence[str], *, wide: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0) if not wide else (0, 1), show_edge=False)
-    for heading in _headings(wide):
+    for heading in _headings(beside, wide=wide):
         table.add_column(heading, justify="left" if heading in ("", "note") else "right", no_wrap=heading != "note")
     for row in summary.table:
         trial = by_number(trials, row.trial)
         style = "bold green" if row.best else None
-        table.add_row(*_cells(row, trial, summary, wide=wide), style=style)
+        table.add_row(*_cells(row, trial, summary, beside, wide=wide), style=style)
     return table
 
 
-def _headings(wide: bool) -> list[str]:
+def _objective_headings(beside: Sequence[str]) -> list[str]:
+    return ["objective"] if len(beside) == 1 else [f"obj. {n}" for n, _ in enumerate(beside, 1)]
+
+
+def _headings(beside: Sequence[str], *, wide: bool) -> list[str]:
+    aims = _objective_headings(beside)
     if not wide:
-        return ["", "chunk", "P50", "P90", "P99", "hit %", "steps", "GiB"]
-    return ["", "chunk", "TTFT P50", "P90", "P99", "ITL P99", "hit rate", "chunks/req", "req/s", "memory", "note"]
+        return ["", "chunk", *aims, "P50", "P90", "P99", *_least_needed(["hit %", "steps"], beside), "GiB"]
+    rest = ["P90", "P99", "ITL P99", "hit rate", "chunks/req", "req/s", "memory", "note"]
+    return ["", "chunk", *aims, "TTFT P50", *rest]
 
 
-def _cells(row: TableRow, trial: Trial | None, summary: Summary, *, wide: bool) -> list[Text]:
+def _least_needed(columns: list[str], beside: Sequence[str]) -> list[str]:
+    """What a narrow table keeps of its last columns: each objective takes the place of one."""
+    return columns[: len(columns) - len(beside)]
+
+
+def _cells(row: TableRow, trial: Trial | None, summary: Summary, beside: Sequence[str], *, wide: bool) -> list[Text]:
     mark = "*" if row.best else ("b" if is_baseline(trial, summary) else "")
     ttft = [ms(row.ttft_p50_ms), ms(row.ttft_p90_ms), ms(row.ttft_p99_ms)]
     parts = short(row.prefill_chunks_per_request)
     median = None if trial is None else trial.median
+    aims = [cell_value(path, None if median is None else metric(median, path)) for path in beside]
     if not wide:
         hits = percent(row.prefix_hit_rate).removesuffix(" %")
         memory = DASH if row.memory_bytes is None else f"{row.memory_bytes / 2**30:.1f}"
-        cells = [mark, row_name(row, trial, summary), *ttft, hits, parts, memory]
+        cells = [mark, row_name(row, trial, summary), *aims, *ttft, *_least_needed([hits, parts], beside), memory]
     else:
         itl = None if median is None or median.itl_ms is None else median.itl_ms.p99
         throughput = None if median is None else median.request_throughput
         note = _note(row, trial, summary)
         rate, memory = percent(row.prefix_hit_rate), gib(row.memory_bytes)
-        cells = [mark, row_name(row, trial, summary), *ttft, ms(itl), rate, parts, short(throughput), memory, note]
+        rest = [ms(itl), rate, parts, short(throughput), memory, note]
+        cells = [mark, row_name(row, trial, summary), *aims, *ttft, *rest]
     return [Text(cell) for cell in cells]
 
 
@@ -112,11 +130,12 @@ def _note(row: TableRow, trial: Trial | None, summary: Summary) -> str:
     return "reference" if trial.role == "reference" else ""
 
 
-def _legend(summary: Summary, trials: Sequence[Trial]) -> str:
+def _legend(summary: Summary, beside: Sequence[str]) -> str:
     sources = {row.memory_source for row in summary.table if row.memory_bytes is not None}
     memory = f"memory: {', '.join(sorted(sources))}" if sources else "memory: not measured"
     marks = "* winner  b baseline" if any(row.best for row in summary.table) else "b baseline"
-    return f"{marks}  times in ms, medians of the rounds; P99 over all  {memory}"
+    aims = [f"{name}: {metric_title(path)}" for name, path in zip(_objective_headings(beside), beside, strict=True)]
+    return "  ".join([marks, *aims, "times in ms, medians of the rounds; P99 over all", memory])
 
 
 def _answer_text(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Text:

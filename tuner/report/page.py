@@ -14,6 +14,7 @@ from tuner.domain.outcome import StudyFile, Summary, TableRow, Trial
 from tuner.domain.units import format_duration
 from tuner.report.answer import (
     STATE_WORDS,
+    TTFT_COLUMNS,
     Answer,
     Failure,
     advice_beside_failures,
@@ -22,6 +23,7 @@ from tuner.report.answer import (
     failures,
     is_baseline,
     objective_of,
+    objectives_beside,
     row_name,
     sentence,
     trial_label,
@@ -32,6 +34,7 @@ from tuner.report.figures import Figure, all_figures
 from tuner.report.method import describe_engine, describe_method, fingerprint_rows
 from tuner.report.numbers import (
     DASH,
+    cell_value,
     metric_title,
     metric_value,
     ms,
@@ -59,6 +62,8 @@ _COMPARED = (
     "memory.peak_fraction",
     "gpu_utilization.mean",
 )
+_TRIAL_COLUMNS = (*TTFT_COLUMNS, "itl_ms.p99", "request_throughput", "prefix_hit_rate")
+_CHUNK_COLUMNS = (*_TRIAL_COLUMNS, "itl_ms.p50", "output_token_throughput", "prefill_chunks_per_request")
 
 
 @dataclass(frozen=True)
@@ -85,6 +90,8 @@ class ChunkRow:
     label: str
     memory: str
     activation: str
+    objectives: tuple[str, ...]
+    """Those that have no column of their own."""
     ttft: tuple[str, str, str]
     interval: str
     itl: tuple[str, str]
@@ -123,6 +130,7 @@ class Page:
     advice: Sequence[str]
     compared: Sequence[Comparison]
     compared_names: tuple[str, str]
+    objective_titles: Sequence[str]
     chunks: Sequence[ChunkRow]
     more_chunks: Sequence[ChunkRow]
     memory_source: str
@@ -148,7 +156,9 @@ def make_page(data: ReportData) -> Page:
     said = answer(study, summary, data.trials)
     found = failures(data.trials)
     figures = [_stamped(f) if summary.simulated else f for f in all_figures(data)]
-    rows = [_chunk_row(row, data) for row in _ranked_rows(data)]
+    beside = objectives_beside(study, _CHUNK_COLUMNS)
+    rows = [_chunk_row(row, data, beside) for row in _ranked_rows(data)]
+    beside_trials = objectives_beside(study, _TRIAL_COLUMNS)
     sources = sorted({r.memory_source for r in summary.table if r.memory_bytes is not None})
     return Page(
         study=study.study,
@@ -161,6 +171,7 @@ def make_page(data: ReportData) -> Page:
         advice=[sentence(a) for a in advice_beside_failures(summary, found)],
         compared=_comparisons(data),
         compared_names=_compared_names(said),
+        objective_titles=[metric_title(path) for path in beside],
         chunks=rows[:MOST_ROWS],
         more_chunks=rows[MOST_ROWS:],
         memory_source=", ".join(sources) or "not measured",
@@ -169,8 +180,11 @@ def make_page(data: ReportData) -> Page:
         not_measured=_not_measured(data, figures),
         fingerprint=fingerprint_rows(study),
         method=describe_method(study, summary, data.trials),
-        trials=[_trial_row(t, summary.best) for t in data.trials],
-        trial_headings=["TTFT P50", "P90", "P99", "ITL P99", "req/s", "hit rate"],
+        trials=[_trial_row(t, summary.best, beside_trials) for t in data.trials],
+        trial_headings=[
+            *(metric_title(path) for path in beside_trials),
+            *("TTFT P50", "P90", "P99", "ITL P99", "req/s", "hit rate"),
+        ],
         time=_time(data),
         chunktune_version=study.versions.get("chunktune", ""),
     )
@@ -285,11 +299,19 @@ def _ranked_rows(data: ReportData) -> list[TableRow]:
     rows = list(data.summary.table)
     if len(rows) <= MOST_ROWS:
         return sorted(rows, key=lambda r: (r.max_num_batched_tokens is not None, r.max_num_batched_tokens or 0))
-    best_first = sorted(rows, key=lambda r: r.ttft_p90_ms if r.ttft_p90_ms is not None else float("inf"))
+    objective = objective_of(data.study)
+    sign = objective.signs[0]
+
+    def rank(row: TableRow) -> float:
+        trial = data.shown(row.trial)
+        value = None if trial is None or trial.median is None else metric(trial.median, objective.metrics[0])
+        return float("inf") if value is None else sign * value
+
+    best_first = sorted(rows, key=rank)
     return sorted(best_first, key=lambda r: (not r.best, r.max_num_batched_tokens is not None))
 
 
-def _chunk_row(row: TableRow, data: ReportData) -> ChunkRow:
+def _chunk_row(row: TableRow, data: ReportData, beside: Sequence[str]) -> ChunkRow:
     trial = data.shown(row.trial)
     peak = None if row.memory_bytes is None else row.memory_bytes / 2**30
     activation = trial.median.memory.breakdown.activation_peak_bytes if trial and trial.median else None
@@ -304,6 +326,7 @@ def _chunk_row(row: TableRow, data: ReportData) -> ChunkRow:
         label=trial_label(trial) if trial else "",
         memory=DASH if peak is None else f"{peak:.1f}",
         activation=DASH if activation is None else f"{activation / 2**30:.1f}",
+        objectives=tuple(cell_value(path, of(path)) for path in beside),
         ttft=(ms(row.ttft_p50_ms), ms(row.ttft_p90_ms), ms(row.ttft_p99_ms)),
         interval=f"{ms(interval[0])} to {ms(interval[1])}" if interval else "",
         itl=(ms(of("itl_ms.p50")), ms(of("itl_ms.p99"))),
@@ -330,11 +353,12 @@ def _note(trial: Trial | None, summary: Summary, *, best: bool) -> str:
     return "reference" if trial.role == "reference" else ""
 
 
-def _trial_row(trial: Trial, best: int | None) -> TrialRow:
+def _trial_row(trial: Trial, best: int | None, beside: Sequence[str]) -> TrialRow:
     def of(path: str) -> float | None:
         return None if trial.median is None else metric(trial.median, path)
 
     cells = (
+        *(cell_value(path, of(path)) for path in beside),
         *(ms(of(f"ttft_ms.{stat}")) for stat in ("p50", "p90", "p99")),
         ms(of("itl_ms.p99")),
         short(of("request_throughput")),

@@ -35,7 +35,7 @@ def ranked(trials: Sequence[Trial], objective: Objective) -> list[Trial]:
     pool = [t for t in trials if feasible(t, objective)]
     if not pool:
         return []
-    signs = [1.0 if direction == "minimize" else -1.0 for direction in objective.directions]
+    signs = objective.signs
     costs = {t.number: [s * v for s, v in zip(signs, values(t, objective) or [], strict=True)] for t in pool}
     lows = [min(c[i] for c in costs.values()) for i in range(len(signs))]
     spans = [max(c[i] for c in costs.values()) - lows[i] or 1.0 for i in range(len(signs))]
@@ -50,7 +50,7 @@ def ranked(trials: Sequence[Trial], objective: Objective) -> list[Trial]:
 def pareto_front(trials: Sequence[Trial], objective: Objective) -> list[Trial]:
     """Feasible trials that no other beats in every objective."""
     pool = [t for t in trials if feasible(t, objective)]
-    signs = [1.0 if direction == "minimize" else -1.0 for direction in objective.directions]
+    signs = objective.signs
 
     def cost(trial: Trial) -> list[float]:
         return [s * v for s, v in zip(signs, values(trial, objective) or [], strict=True)]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -41,6 +42,29 @@ def test_wide_marks_winner_baseline_and_broken_limits() -> None:
     assert any("winner" in line and "8192" in line for line in lines)
     assert any("ttft_ms.p99 <= 280" in line and " 64 " in line for line in lines)
     assert any("reference" in line and "no_chunking" in line for line in lines)
+
+
+@pytest.mark.parametrize(("width", "titles"), [(80, ["obj. 1", "obj. 2"]), (140, ["obj. 1", "obj. 2"])])
+def test_what_is_optimized_has_a_column(width: int, titles: list[str]) -> None:
+    data = studies.class_objective()
+    text = shown(data, width)
+    head = next(line for line in text.splitlines() if "chunk" in line)
+    assert [title for title in titles if title in head] == titles
+    row = next(line for line in text.splitlines() if line.lstrip().startswith("*"))
+    winner = next(t for t in data.trials if t.number == data.summary.best)
+    assert winner.median is not None
+    throughput = winner.median.output_token_throughput
+    assert f"{winner.median.groups['short'].p90:.0f}" in row.split()
+    assert f"{throughput:.0f} tok/s" in row
+    assert "obj. 1: TTFT of short P90  obj. 2: output throughput" in " ".join(text.split("\n"))
+
+
+def test_one_objective_is_called_that_and_a_usual_one_has_its_own_column() -> None:
+    data = studies.class_objective()
+    profile = {**data.study.profile, "objective": {"minimize": "groups.short.p90"}}
+    alone = replace(data, study=data.study.model_copy(update={"profile": profile}))
+    assert "objective: TTFT of short P90" in shown(alone, 140)
+    assert "objective" not in shown(studies.normal(), 140)
 
 
 def test_the_answer_is_one_sentence_with_its_interval() -> None:

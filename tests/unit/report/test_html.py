@@ -108,6 +108,17 @@ def test_missing_values_are_dashes_and_their_reasons_are_listed() -> None:
     assert not re.search(r"\b(nan|None|inf)\b", text)
 
 
+def test_what_is_optimized_has_a_column_in_both_tables() -> None:
+    page = make_page(studies.class_objective())
+    assert page.objective_titles == ["TTFT of short P90"]
+    assert page.trial_headings[:2] == ["TTFT of short P90", "output throughput"]
+    assert all(len(row.cells) == len(page.trial_headings) for row in page.trials)
+    best = next(row for row in page.chunks if row.best)
+    winner = next(t for t in studies.class_objective().trials if t.number == best.trial)
+    assert winner.median is not None
+    assert best.objectives == (f"{winner.median.groups['short'].p90:.0f}",)
+
+
 def test_a_thousand_trials_stay_foldable() -> None:
     page = outline("thousand")
     text = " ".join(page.text)

@@ -38,7 +38,7 @@ def chunk_of(trial: Trial) -> int | None:
 def one_per_chunk(data: ReportData) -> list[Trial]:
     """A configuration for each chunk size: the one that varies nothing else, or the best where all vary more."""
     objective = objective_of(data.study)
-    path, sign = objective.metrics[0], 1.0 if objective.directions[0] == "minimize" else -1.0
+    path, sign = objective.metrics[0], objective.signs[0]
     sized = [t for t in data.configurations() if chunk_of(t) is not None and t.role not in ("baseline", "reference")]
     plain = [t for t in sized if set(t.knobs) == {CHUNK_KNOB} and t.reuse_budget is None]
     chosen: dict[int, tuple[float, Trial]] = {}

@@ -46,7 +46,7 @@ def variants(data: ReportData) -> list[tuple[str, Trial, str, str]]:
 
 def _best(data: ReportData, belongs: Callable[[Trial], bool]) -> Trial | None:
     objective = objective_of(data.study)
-    path, sign = objective.metrics[0], 1.0 if objective.directions[0] == "minimize" else -1.0
+    path, sign = objective.metrics[0], objective.signs[0]
     scored = [
         (sign * y, t.number, t) for t in data.configurations() if belongs(t) and (y := value(t, path)) is not None
     ]
