@@ -12,7 +12,7 @@ import typer
 
 import tuner
 from tuner.cli.bench import bench
-from tuner.cli.boundary import open_standard_streams, with_exit_code
+from tuner.cli.boundary import open_standard_streams, run_to_exit, with_exit_code
 from tuner.cli.compare import compare
 from tuner.cli.doctor import doctor
 from tuner.cli.freeze import freeze
@@ -52,4 +52,4 @@ for command in (sweep, freeze, regress, bench, compare, report, doctor, serve):
 def main() -> None:
     """Entry point of the console script; exits with a code of the contract."""
     open_standard_streams()
-    app(prog_name="chunktune")
+    run_to_exit(lambda: app(prog_name="chunktune"))

@@ -12,12 +12,15 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import gettempdir
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import typer
 
 from tuner.clock import SYSTEM_CLOCK
 from tuner.errors import ChunktuneError, UsageError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
@@ -45,8 +48,31 @@ def with_exit_code(command: Callable[..., int]) -> Callable[..., None]:
     return run
 
 
+class _LastingStream(io.FileIO):
+    """Standard output or error that outlives its reader: once nobody can read, what is written is dropped.
+
+    Whoever left (`| head`, a closed terminal) must not cost hours of measurement. With `only_pipes` any
+    other failure, such as a full disk, is still raised, once.
+    """
+
+    def __init__(self, fd: int, *, only_pipes: bool) -> None:
+        super().__init__(fd, "w", closefd=False)
+        self._only_pipes = only_pipes
+
+    def write(self, data: Buffer) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            if self._only_pipes and not isinstance(error, BrokenPipeError):
+                raise
+            return memoryview(data).nbytes
+
+
 def open_standard_streams() -> None:
-    """Give 0, 1 and 2 something to point at where the caller closed them.
+    """Give 0, 1 and 2 something to point at where the caller closed them, and let 1 and 2 outlive their readers.
 
     Else the next file opened would be one of them: an engine's output, or our own, would land in it.
     """
@@ -55,11 +81,37 @@ def open_standard_streams() -> None:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # takes the lowest free number
-    sys.stdout = sys.stdout or os.fdopen(1, "w", closefd=False)
-    sys.stderr = sys.stderr or os.fdopen(2, "w", closefd=False)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a locale without a minus sign loses the sign, not the answer
+    sys.stdout = _lasting(sys.stdout, 1, only_pipes=True)
+    sys.stderr = _lasting(sys.stderr, 2, only_pipes=False)
+
+
+def _lasting(stream: TextIO | None, fd: int, *, only_pipes: bool) -> TextIO:
+    return io.TextIOWrapper(
+        io.BufferedWriter(_LastingStream(fd, only_pipes=only_pipes)),
+        encoding=stream.encoding if stream is not None else None,
+        errors="replace",  # a locale without a minus sign loses the sign, not the answer
+        line_buffering=fd == 2 or (stream is not None and stream.isatty()),
+    )
+
+
+def run_to_exit(command_line: Callable[[], object]) -> NoReturn:
+    """Run the whole command line and exit with its code, once what it printed has arrived."""
+
+    def run() -> int:
+        try:
+            os.getcwd()
+        except FileNotFoundError:
+            raise UsageError("the current folder was removed", "Change into one that exists.") from None
+        try:
+            command_line()
+        except SystemExit as done:
+            code = done.code
+        else:
+            code = 0
+        sys.stdout.flush()
+        return code if isinstance(code, int) else EXIT_BUG if code else 0
+
+    sys.exit(_exit_code(run))
 
 
 def _exit_code(action: Callable[[], int]) -> int:
@@ -73,10 +125,6 @@ def _exit_code(action: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         _say("interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of stdout went away (`| head`): nothing is wrong, and nothing more can be said there.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if isinstance(error, OSError) and error.errno in _MENDS:
             _say(f"error: {_shortened(error.filename)}: {error.strerror}\n  {_MENDS[error.errno]}")

@@ -161,7 +161,8 @@ def _files(
     if not quiet:
         say(choices[0].sentence)
 
-    with SweepView(Console(stderr=True, highlight=False), quiet=quiet) as view:
+    metric_path = a.objective.metrics[0]
+    with SweepView(Console(stderr=True, highlight=False), quiet=quiet, metric_path=metric_path) as view:
         view.study_started(2 * starts)
         profiles = [profile_of(frozen.model_copy(update={"workload": a.workload}), per_start) for frozen in (a, b)]
         starters = [

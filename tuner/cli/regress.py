@@ -181,7 +181,8 @@ def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | 
                 file.write(summary.encode())
 
     try:
-        with SweepView(Console(stderr=True, highlight=False), quiet=quiet) as view:
+        metric_path = request.frozen.objective.metrics[0]
+        with SweepView(Console(stderr=True, highlight=False), quiet=quiet, metric_path=metric_path) as view:
             result = run_interruptible(lambda: run_night(request, SYSTEM_CLOCK, view))
     except (EngineError, LoadError) as error:
         text = f"{error}\nlogs: {request.folder}"

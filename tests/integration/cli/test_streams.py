@@ -23,10 +23,45 @@ def test_closed_streams_are_no_bug(tmp_path: Path, closed: str) -> None:
     assert done.returncode in (0, 3), done.stderr
 
 
-def test_a_full_disk_is_said() -> None:
-    done = subprocess.run(["bash", "-c", '"$@" >/dev/full', "-", *DRY], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("command", [DRY, [*CHUNKTUNE, "--help"]])
+def test_a_full_disk_is_said(command: list[str]) -> None:
+    done = subprocess.run(["bash", "-c", '"$@" >/dev/full', "-", *command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("gone", ["stdout", "stderr"])
+@pytest.mark.parametrize("command", [DRY, [*CHUNKTUNE, "--help"]])
+def test_a_reader_that_left_is_no_failure(command: list[str], gone: str) -> None:
+    """As with `| head`: the other stream still has everything."""
+    other = {"stdout": "stderr", "stderr": "stdout"}[gone]
+    whole = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    try:
+        done = subprocess.run(command, **{gone: write_end, other: subprocess.PIPE}, text=True, timeout=60)  # type: ignore[call-overload]
+    finally:
+        os.close(write_end)
+    assert done.returncode == 0
+    assert getattr(done, other) == getattr(whole, other)
+
+
+def test_a_full_disk_behind_stderr_costs_no_answer() -> None:
+    done = subprocess.run(["bash", "-c", '"$@" 2>/dev/full', "-", *DRY], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert "# stock" in done.stdout
+
+
+def test_a_removed_current_folder_is_said(tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    there.mkdir()
+    script = f'cd "{there}" && rmdir "{there}" && "$@"'
+    command = ["bash", "-c", script, "-", *CHUNKTUNE, "doctor", "quick", "--engine", "sim"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 2
+    assert "the current folder was removed" in done.stderr
 
 
 def test_a_dry_run_as_json() -> None:
