@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ from tuner.domain.candidate import Scalar
 from tuner.engine.diagnosis import cause
 from tuner.engine.effective import EffectiveConfig, with_metrics, with_server_info
 from tuner.errors import EngineError
+from tuner.web import read_reply
 
 _PROBE_TIMEOUT_S = 5.0
 _READ_BACK_TIMEOUT_S = 20.0
@@ -67,6 +69,7 @@ async def _get(client: aiohttp.ClientSession, url: str, timeout_s: float, *, as_
                 return reply.status
             if reply.status != 200:
                 return None
-            return await reply.json(content_type=None) if as_json else await reply.text()
+            body = await read_reply(reply)
+            return json.loads(body) if as_json else body.decode("utf-8", errors="replace")
     except _FAILURES:
         return None

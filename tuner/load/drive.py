@@ -14,12 +14,15 @@ from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
 from tuner.load.proxied import carrier_for
 from tuner.load.target import Target
 from tuner.load.void import FAILURES_ALLOWED, void_code, void_reason, warm_start
+from tuner.web import LARGEST_REPLY_BYTES, ReplyTooLong
 
 TICK_S = 0.005
 _LOOK_EVERY = 20
 """Ticks between looks at deadlines, progress and the engine."""
 _KEEP_BYTES = 256 << 20
 """Replies kept unread; beyond this they are read as they end, which costs the round some time."""
+_FLOOD_PIECE_BYTES = 1 << 14
+"""A token's piece has some hundred bytes: larger ones tell which replies to weigh."""
 
 
 async def drive(
@@ -271,6 +274,10 @@ class _Round:
         overdue = [e for e in self._in_flight.values() if now - e.sent_s > limit]
         for exchange in overdue:
             self._carrier.give_up(exchange, "timeout", f"no end within {limit:g} s")
+        for exchange in [e for e in self._in_flight.values() if _floods(e)]:
+            exchange.pieces.clear()
+            exchange.times.clear()
+            self._carrier.give_up(exchange, "stream_error", str(ReplyTooLong()))
         received = sum(len(e.times) for e in self._in_flight.values())
         mark = (self._ended_count, received)
         if mark != self._progress_mark or not self._in_flight:
@@ -346,3 +353,9 @@ class _Round:
         if observation.void:
             observation.void_code = void_code(records, self._void_code, warm, client.limited)
         return observation
+
+
+def _floods(exchange: Exchange) -> bool:
+    """Whether its reply is longer than any answer; quick for one that comes token by token."""
+    pieces = exchange.pieces
+    return bool(pieces) and len(pieces[-1]) > _FLOOD_PIECE_BYTES and sum(map(len, pieces)) > LARGEST_REPLY_BYTES

@@ -11,6 +11,7 @@ from tuner.errors import LoadError
 from tuner.load.proxied import session_for
 from tuner.load.reply import body_text
 from tuner.load.target import Target
+from tuner.web import ReplyTooLong, read_reply
 
 ASK_TIMEOUT_S = 60.0
 
@@ -32,17 +33,24 @@ class Questions:
             await self._session.close()
 
     async def ask(self, method: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        """Status and body; LoadError `refused` where nothing answers, `timeout` where nothing comes."""
+        """Status and body; LoadError `refused` where nothing answers, `timeout` where nothing comes, `not_openai`
+        where the reply has no end."""
         assert self._session is not None
         data = None if body is None else orjson.dumps(body)
         try:
             async with self._session.request(method, self._target.base + path, data=data) as response:
-                return response.status, await response.read()
+                return response.status, await read_reply(response)
         except TimeoutError:
             raise LoadError(
                 "timeout",
                 f"{self._target.base}{path} did not answer within {self._timeout_s:g} s",
                 "Is the server still starting, or busy with other load?",
+            ) from None
+        except ReplyTooLong as error:
+            raise LoadError(
+                "not_openai",
+                f"{self._target.base}{path}: {error}",
+                "The address has to be that of an OpenAI-compatible server, such as `vllm serve`.",
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise LoadError(

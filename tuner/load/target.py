@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlsplit
 
 from tuner.errors import UsageError
+from tuner.web import is_loopback
 
 Api = Literal["completions", "chat"]
 
@@ -84,14 +84,3 @@ def split_address(url: str) -> Address:
         raise UsageError(f"{shown} has a query or fragment, which it cannot have", mend)
     tls = parts.scheme == "https"
     return Address(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"))
-
-
-def is_loopback(host: str) -> bool:
-    """True for this machine's own addresses and names."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return address.is_loopback or address.is_unspecified

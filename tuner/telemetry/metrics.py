@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from ipaddress import ip_address
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -13,6 +12,7 @@ import aiohttp
 from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.observation import CounterDelta
 from tuner.telemetry.families import Snapshot, Unknown, delta, kv_usage_of_text, parse
+from tuner.web import is_loopback, read_reply
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 _AGAIN_AFTER_S = 0.2
@@ -23,19 +23,9 @@ def metrics_url(base_url: str) -> str:
     return base_url.rstrip("/").removesuffix("/v1").rstrip("/") + "/metrics"
 
 
-def is_loopback(url: str) -> bool:
-    """Whether a URL points to this machine, where no proxy belongs in between."""
-    host = urlsplit(url).hostname or ""
-    if host == "localhost":
-        return True
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _session(base_url: str, headers: Mapping[str, str] | None) -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(timeout=_TIMEOUT, headers=headers, trust_env=not is_loopback(base_url))
+    straight = is_loopback(urlsplit(base_url).hostname or "")
+    return aiohttp.ClientSession(timeout=_TIMEOUT, headers=headers, trust_env=not straight)
 
 
 async def _text(session: aiohttp.ClientSession, base_url: str) -> str | Unknown:
@@ -43,7 +33,7 @@ async def _text(session: aiohttp.ClientSession, base_url: str) -> str | Unknown:
         async with session.get(metrics_url(base_url)) as response:
             if response.status != 200:
                 return Unknown(f"/metrics answered {response.status}")
-            return (await response.read()).decode("utf-8", errors="replace")
+            return (await read_reply(response)).decode("utf-8", errors="replace")
     except TimeoutError:
         return Unknown(f"/metrics did not answer within {_TIMEOUT.total:g} s")
     except (aiohttp.ClientError, OSError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tuner.load.drive import drive
 from tuner.load.planner import Planner
 from tuner.load.probe import probe
 from tuner.load.target import Api, Target
+from tuner.web import LARGEST_REPLY_BYTES
 
 KEY = "sk-very-secret"
 
@@ -155,6 +157,27 @@ async def test_something_else_at_that_address() -> None:
     async with await asyncio.start_server(hello, "127.0.0.1", 0) as other:
         port = other.sockets[0].getsockname()[1]
         assert (await failure(Target(f"http://127.0.0.1:{port}"))).code == "not_openai"
+
+
+async def test_a_reply_without_end_is_not_kept() -> None:
+    sent = 0
+
+    async def flood(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal sent
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nConnection: close\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            while sent < 4 * LARGEST_REPLY_BYTES:
+                writer.write(b"x" * (1 << 20))
+                sent += 1 << 20
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(flood, "127.0.0.1", 0) as other:
+        error = await failure(Target(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"))
+    assert error.code == "not_openai"
+    assert "longer than 64 MiB" in error.message
+    assert sent < 2 * LARGEST_REPLY_BYTES
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])

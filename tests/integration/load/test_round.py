@@ -424,6 +424,25 @@ async def test_a_server_that_stops_sending_is_noticed(where: str) -> None:
     assert {r.error_code for r in got.records if not r.ok} == {"stalled"}
 
 
+async def test_a_reply_without_end_is_given_up_and_the_round_goes_on(
+    reach: Callable[[ScriptedServer], Target], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.load.drive.LARGEST_REPLY_BYTES", 1 << 20)
+
+    def behave(server: ScriptedServer, asked: Asked) -> Reply:
+        flood: list[bytes | float] = [b"x" * (1 << 19)] * 8
+        return Reply([*flood, 30.0]) if asked.number == 8 else stream(server, asked)
+
+    async with ScriptedServer(in_rounds(behave)).running() as server:
+        target = reach(server)
+        planner = await Planner.open(target, shared(4, 30), await probe(target), seed=1, base_dir=Path())
+        server.asked.clear()
+        got = await asyncio.wait_for(drive(target, planner.plan("r1")), 25)
+    failed = [r for r in got.records if not r.ok]
+    assert [(r.error_code, r.error) for r in failed] == [("stream_error", "the reply is longer than 64 MiB")]
+    assert counts(got), got.void
+
+
 async def test_an_engine_that_dies_ends_the_round() -> None:
     async with ScriptedServer(in_rounds(lambda s, a: stream(s, a, ttft_s=10.0))).running() as server:
         began = time.monotonic()

@@ -103,6 +103,24 @@ async def test_proxy_variables_do_not_turn_loopback_away(server: Server, monkeyp
     assert isinstance(await scrape(server.url), Snapshot)
 
 
+@pytest.mark.parametrize("host", ["localhost", "0.0.0.0"])
+async def test_every_name_of_this_machine_is_asked_straight(
+    server: Server, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    """The load goes straight to all of these; the counters beside it have to come from the same server."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.delenv("no_proxy", raising=False)
+    assert isinstance(await scrape(server.url.replace("127.0.0.1", host)), Snapshot)
+
+
+async def test_a_page_without_end_is_unknown(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tuner.web.LARGEST_REPLY_BYTES", 1 << 20)
+    server.reply = lambda n: web.Response(body=b"vllm:x 1\n" * (1 << 20))
+    found = await scrape(server.url)
+    assert isinstance(found, Unknown)
+    assert "longer than 1 MiB" in found.reason
+
+
 async def test_headers_go_along(server: Server) -> None:
     await scrape(server.url, headers={"Authorization": "Bearer sesame"})
     assert server.headers[0]["Authorization"] == "Bearer sesame"

@@ -7,7 +7,7 @@ import pytest
 from tuner.cli.options import api_key
 from tuner.errors import UsageError
 from tuner.load.proxied import needs_proxy
-from tuner.load.target import Target, is_loopback, split_address
+from tuner.load.target import Target, split_address
 from tuner.load.vocabulary import single_token_words
 
 
@@ -53,23 +53,6 @@ def test_a_key_that_no_header_can_carry_is_named_and_not_shown(monkeypatch: pyte
     with pytest.raises(UsageError, match="THE_KEY holds a control character") as caught:
         api_key("THE_KEY")
     assert "sk-secret" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("host", "loopback"),
-    [
-        ("localhost", True),
-        ("127.0.0.1", True),
-        ("127.3.2.1", True),
-        ("::1", True),
-        ("0.0.0.0", True),
-        ("10.0.0.1", False),
-        ("example.org", False),
-        ("localhost.example.org", False),
-    ],
-)
-def test_loopback(host: str, loopback: bool) -> None:
-    assert is_loopback(host) is loopback
 
 
 def test_proxies_of_the_environment_never_reach_loopback(monkeypatch: pytest.MonkeyPatch) -> None:

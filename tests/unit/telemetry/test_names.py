@@ -1,6 +1,6 @@
 import pytest
 
-from tuner.telemetry.metrics import is_loopback, metrics_url
+from tuner.telemetry.metrics import metrics_url
 from tuner.telemetry.nvml import visible_devices
 
 
@@ -11,22 +11,6 @@ def test_the_metrics_stand_beside_v1(base: str) -> None:
 
 def test_a_server_below_a_path_keeps_it() -> None:
     assert metrics_url("https://h/models/a/v1") == "https://h/models/a/metrics"
-
-
-@pytest.mark.parametrize(
-    ("url", "loopback"),
-    [
-        ("http://127.0.0.1:8000", True),
-        ("http://127.8.0.1", True),
-        ("http://localhost:1/v1", True),
-        ("http://[::1]:8000", True),
-        ("http://10.0.0.5:8000", False),
-        ("https://example.org", False),
-        ("http://localhost.example.org", False),
-    ],
-)
-def test_loopback_is_told_from_the_rest(url: str, loopback: bool) -> None:
-    assert is_loopback(url) is loopback
 
 
 @pytest.mark.parametrize(
