@@ -120,18 +120,7 @@ def _line(verdict: NightVerdict, values: Values, starts: int) -> Night:
         verdict=verdict.verdict,
         fingerprint=FINGERPRINT,
         starts=starts,
-        metrics={
-            name: NightMetric(
-                baseline=m.baseline,
-                now=m.now,
-                change=m.change,
-                ci95=m.ci95,
-                verdict=m.verdict,
-                gate=m.gate,
-                suspicious=m.suspicious,
-            )
-            for name, m in verdict.metrics.items()
-        },
+        metrics={name: NightMetric.of(m) for name, m in verdict.metrics.items()},
         values=values,
     )
 

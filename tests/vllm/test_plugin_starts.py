@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from tests.fakes.frozen_trials import frozen_of, trial_of
 from tests.vllm.test_sweep import serving
 from tuner.domain.candidate import ReuseBudget
 from tuner.domain.frozen import Frozen
-from tuner.engine.launch import free_port, plugin_folder
+from tuner.engine.launch import LaunchSpec, free_port, plugin_folder
 from tuner.freeze import save_frozen, to_yaml
 
 BUDGET = ReuseBudget(max_cached_blocks=40, min_reuse_ratio=0.8)
@@ -22,18 +23,9 @@ SAYS = "chunktune reuse budget: Budget(max_cached_blocks=40, min_reuse_ratio=0.8
 
 
 @pytest.fixture(scope="module")
-def frozen(float32_model: str, vllm_command: str) -> Frozen:
+def frozen(float32_model: str, vllm_command: str, launch_spec: Callable[..., LaunchSpec]) -> Frozen:
     """A study's winner that has the plug-in, for the tiny model."""
-    args = {
-        "load_format": "dummy",
-        "dtype": "float32",
-        "enforce_eager": True,
-        "gpu_memory_utilization": 0.1,
-        "block_size": 32,
-        "max_model_len": 2048,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 512,
-    }
+    args = dict(launch_spec().args)
     trial = trial_of(1, [80.0], engine_args=args, effective_args=args, reuse_budget=BUDGET)
     words = [vllm_command, "serve", float32_model]
     return frozen_of(trial).model_copy(update={"model": float32_model, "command": words, "engine_env": {}})

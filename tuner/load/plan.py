@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tuner.domain.observation import Phase
@@ -39,6 +39,22 @@ class Arrivals:
     """So many first requests are the cold burst."""
     firsts_are_cold: bool = False
     """Open loop: the first request of each prefix is cold, not measured."""
+
+    @classmethod
+    def of(cls, requests: Sequence[PlannedRequest], concurrency: int | None) -> Arrivals:
+        """A round's leading process: a closed loop whose first burst is cold, or (None) an open one by `at_s`."""
+        return cls(
+            request=requests.__getitem__,
+            count=len(requests),
+            concurrency=concurrency,
+            cold=concurrency or 0,
+            firsts_are_cold=concurrency is None,
+        )
+
+    @classmethod
+    def together(cls, requests: Sequence[PlannedRequest]) -> Arrivals:
+        """All at once, as a warm-up sends them."""
+        return cls(request=requests.__getitem__, count=len(requests), concurrency=len(requests))
 
 
 @dataclass(frozen=True)

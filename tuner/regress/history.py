@@ -23,7 +23,7 @@ from tuner.domain.outcome import Fingerprint
 from tuner.errors import FileFormatError
 from tuner.freeze.fingerprint import differences
 from tuner.regress.spread import Starts
-from tuner.regress.verdict import Evidence, Word
+from tuner.regress.verdict import Evidence, MetricVerdict, Word
 
 NIGHT_SCHEMA: Final = "chunktune.night/1"
 CALM_NIGHTS = 14
@@ -40,6 +40,11 @@ class NightMetric(Document):
     verdict: Word
     gate: bool
     suspicious: bool = False
+
+    @classmethod
+    def of(cls, metric: MetricVerdict) -> NightMetric:
+        """What of a verdict goes into the history."""
+        return cls(**{name: getattr(metric, name) for name in cls.model_fields})
 
 
 class Night(Document):

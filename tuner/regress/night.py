@@ -115,18 +115,7 @@ class NightResult:
             fingerprint=self.fingerprint,
             simulated=self.frozen.simulated,
             starts=self.starts,
-            metrics={
-                name: NightMetric(
-                    baseline=m.baseline,
-                    now=m.now,
-                    change=m.change,
-                    ci95=m.ci95,
-                    verdict=m.verdict,
-                    gate=m.gate,
-                    suspicious=m.suspicious,
-                )
-                for name, m in self.metrics.items()
-            },
+            metrics={name: NightMetric.of(m) for name, m in self.metrics.items()},
             values={name: values_by_start(self.rounds, name) for name in self.metrics},
             control_values={name: values_by_start(self.control_rounds, name) for name in self.control},
             suspects=self.suspects,

@@ -61,13 +61,7 @@ class MixedLoad:
             requests.append(self._request(cls, systems[cls.name][tenant], tenant, text, output, due))
         if workload.open_loop:
             requests = until_measured(requests, workload.requests)
-        return Arrivals(
-            request=requests.__getitem__,
-            count=len(requests),
-            concurrency=workload.concurrency,
-            cold=cold if workload.concurrency is not None else 0,
-            firsts_are_cold=workload.open_loop,
-        )
+        return Arrivals.of(requests, workload.concurrency)
 
     def _lengths(self, rng: Generator, classes: list[WorkloadClass], picks: list[int]) -> list[tuple[int, int]]:
         """User and output tokens of each pick, spread evenly within each class."""
@@ -123,7 +117,7 @@ class MixedLoad:
             )
             for cls in picks
         ]
-        return (Arrivals(request=requests.__getitem__, count=len(requests), concurrency=len(requests)),)
+        return (Arrivals.together(requests),)
 
     def longest_tokens(self) -> int:
         return max(

@@ -52,22 +52,14 @@ class PromptsLoad:
         requests = [self._request(key, i, outputs[i] if outputs else None, dues[i]) for i in range(total)]
         if workload.open_loop:
             requests = until_measured(requests, workload.requests)
-        return (
-            Arrivals(
-                request=requests.__getitem__,
-                count=len(requests),
-                concurrency=workload.concurrency,
-                cold=workload.concurrency or 0,
-                firsts_are_cold=workload.open_loop,
-            ),
-        )
+        return (Arrivals.of(requests, workload.concurrency),)
 
     def warm_up(self, key: str) -> tuple[Arrivals, ...]:
         count = self._workload.peak_concurrency
         longest = max(range(len(self._bodies)), key=lambda i: len(orjson.dumps(self._bodies[i])))
         output = self._workload.output_tokens[1] if self._workload.output_tokens else None
         requests = [self._request(f"{key}/{i}", longest, output, None) for i in range(count)]
-        return (Arrivals(request=requests.__getitem__, count=count, concurrency=count),)
+        return (Arrivals.together(requests),)
 
     def longest_tokens(self) -> None:
         return None

@@ -44,15 +44,7 @@ class SharedPrefixLoad:
         ]
         if workload.open_loop:
             requests = until_measured(requests, workload.requests)
-        return (
-            Arrivals(
-                request=requests.__getitem__,
-                count=len(requests),
-                concurrency=workload.concurrency,
-                cold=cold if workload.concurrency is not None else 0,
-                firsts_are_cold=workload.concurrency is None,
-            ),
-        )
+        return (Arrivals.of(requests, workload.concurrency),)
 
     def warm_up(self, key: str) -> tuple[Arrivals, ...]:
         workload = self._workload
@@ -61,7 +53,7 @@ class SharedPrefixLoad:
         content = generator(self._seed, key, "users")
         user, output = workload.user_prompt_tokens[1], workload.output_tokens[1]
         requests = [self._request(systems, 0, self._prompter.draw(content, user), output, None) for _ in range(count)]
-        return (Arrivals(request=requests.__getitem__, count=count, concurrency=count),)
+        return (Arrivals.together(requests),)
 
     def longest_tokens(self) -> int:
         workload = self._workload

@@ -56,21 +56,13 @@ class TraceLoad:
         requests = [
             self._request(key, i, line, due, blocks) for i, (line, due) in enumerate(zip(lines, dues, strict=True))
         ]
-        return (
-            Arrivals(
-                request=requests.__getitem__,
-                count=len(requests),
-                concurrency=workload.concurrency,
-                cold=workload.concurrency or 0,
-                firsts_are_cold=workload.open_loop,
-            ),
-        )
+        return (Arrivals.of(requests, workload.concurrency),)
 
     def warm_up(self, key: str) -> tuple[Arrivals, ...]:
         longest = max(self._lines, key=lambda line: line.input_tokens + line.output_tokens)
         count = self._workload.peak_concurrency
         requests = [self._request(f"{key}/{i}", i, longest, None, {}) for i in range(count)]
-        return (Arrivals(request=requests.__getitem__, count=count, concurrency=count),)
+        return (Arrivals.together(requests),)
 
     def longest_tokens(self) -> int:
         return max(self._prompter.total_tokens(0, line.input_tokens) + line.output_tokens for line in self._lines)
