@@ -25,7 +25,8 @@ STATE_WORDS = {
     "interrupted": "interrupted",
     "pruned": "stopped early",
 }
-Kind = Literal["winner", "stock_best", "no_feasible", "nothing_measured", "unfinished"]
+Kind = Literal["winner", "stock_will_do", "stock_best", "no_feasible", "nothing_measured", "unfinished"]
+"""`stock_will_do`: what measured best of the others is not better than stock; it is marked and frozen all the same."""
 
 
 TTFT_COLUMNS = ("ttft_ms.p50", "ttft_ms.p90", "ttft_ms.p99")
@@ -111,14 +112,33 @@ def answer(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Answe
         return Answer(
             "winner", f"Take {name}: {what}; there is no baseline to compare it with.", path, winner, baseline
         )
+    broken = broken_by_stock(summary, trials)
     clause = compared(path, improvement)
     told = f"Take {name}: {what}, {clause}."
-    stock_will_do = baseline is not None and not baseline.violations
-    if stock_will_do and not is_better(path, improvement.change):
+    if broken:
+        base = metric_value(path, improvement.baseline)
+        told = f"Take {name}: {what}. The stock configuration, at {base}, breaks {' and '.join(broken)}."
+    elif not is_better(path, improvement.change):
         told = f"Keep the stock configuration: the best of the others, {name}, has a {what}, {clause}."
+        return Answer("stock_will_do", told, path, winner, baseline, improvement)
     elif _in_noise(improvement):
         told = f"{name[:1].upper()}{name[1:]} measured best, but its {what} is {clause}."
     return Answer("winner", told, path, winner, baseline, improvement)
+
+
+def broken_by_stock(summary: Summary, trials: Sequence[Trial]) -> list[str]:
+    """The limits that the baseline broke on any of its starts, each with a value that it had."""
+    found = {v.partition(":")[0]: v for t in trials if is_baseline(t, summary) for v in t.violations}
+    return [limit_text(violation) for violation in found.values()]
+
+
+def limit_text(violation: str) -> str:
+    """A trial's "itl_ms.p99 <= 250: 605.246" as people read it: "itl_ms.p99 <= 250 (605 ms)"."""
+    limit, _, found = violation.partition(": ")
+    try:
+        return f"{limit} ({metric_value(limit.split()[0], float(found))})"
+    except (ValueError, IndexError):
+        return f"{limit} ({found})" if found else limit
 
 
 def _in_noise(improvement: Improvement) -> bool:
@@ -149,10 +169,13 @@ def _no_winner(path: str, summary: Summary, trials: Sequence[Trial], baseline: T
     measured = [t for t in trials if t.median is not None and t.state == "completed"]
     if not trials:
         return Answer("unfinished", "Nothing is measured yet: the study has no finished trial.", path)
+    failed = [t for t in trials if t.state != "interrupted"]
+    if not failed:
+        return Answer("unfinished", "Nothing is measured yet: the study was interrupted in its first trial.", path)
     if not measured:
-        causes = Counter(t.cause or t.state for t in trials)
+        causes = Counter(t.cause or t.state for t in failed)
         worst, _ = causes.most_common(1)[0]
-        told = f"No answer: none of {_count(len(trials), 'trial')} could be measured, most often because of {worst}."
+        told = f"No answer: none of {_count(len(failed), 'trial')} could be measured, most often because of {worst}."
         return Answer("nothing_measured", told, path, None, baseline)
     searched = [t for t in measured if t.role in ("candidate", "final")]
     if searched and all(t.violations for t in searched):
@@ -238,6 +261,24 @@ def row_name(row: TableRow, trial: Trial | None, summary: Summary) -> str:
         return size if budget is None or budget.off else f"{size} +plug-in"
     name = row.label or "stock"
     return f"{name} ({size})" if size else name
+
+
+def row_note(trial: Trial | None, summary: Summary, *, best: bool) -> str:
+    """What a table says of a row: its part in the study, and the first limit that it breaks."""
+    if best:
+        return "winner"
+    if trial is None:
+        return ""
+    notes = []
+    if is_baseline(trial, summary):
+        notes.append("baseline")
+    if trial.violations:
+        notes.append(f"outside {trial.violations[0].partition(':')[0]}")
+    elif trial.state != "completed":
+        notes.append(trial.cause or STATE_WORDS[trial.state])
+    elif trial.role == "reference":
+        notes.append("reference")
+    return ", ".join(notes)
 
 
 def is_baseline(trial: Trial | None, summary: Summary) -> bool:

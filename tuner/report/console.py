@@ -16,6 +16,7 @@ from tuner.domain.units import format_duration
 from tuner.report.answer import (
     STATE_WORDS,
     TTFT_COLUMNS,
+    Answer,
     advice_beside_failures,
     answer,
     by_number,
@@ -23,6 +24,7 @@ from tuner.report.answer import (
     is_baseline,
     objectives_beside,
     row_name,
+    row_note,
     sentence,
 )
 from tuner.report.numbers import DASH, cell_value, gib, metric_title, ms, percent, short
@@ -53,11 +55,12 @@ class _Closing:
         parts: list[RenderableType] = []
         if self.summary.simulated:
             parts.append(_simulated_banner())
+        said = answer(self.study, self.summary, self.trials)
         if self.summary.table:
             beside = objectives_beside(self.study, _WIDE_COLUMNS if wide else TTFT_COLUMNS)
             parts.append(_table(self.summary, self.trials, beside, wide=wide))
-            parts.append(Text(_legend(self.summary, beside), style="dim"))
-        parts += [Text(), _answer_text(self.study, self.summary, self.trials)]
+            parts.append(Text(_legend(self.summary, self.trials, beside, said), style="dim"))
+        parts += [Text(), _answer_text(said, simulated=self.summary.simulated)]
         parts += _failure_lines(self.trials)
         parts += [Text(f"Note: {line}") for line in advice_beside_failures(self.summary, failures(self.trials))]
         parts.append(Text(_time_line(self.summary), style="dim"))
@@ -97,7 +100,7 @@ def _least_needed(columns: list[str], beside: Sequence[str]) -> list[str]:
 
 
 def _cells(row: TableRow, trial: Trial | None, summary: Summary, beside: Sequence[str], *, wide: bool) -> list[Text]:
-    mark = "*" if row.best else ("b" if is_baseline(trial, summary) else "")
+    mark = _mark(row, trial, summary)
     ttft = [ms(row.ttft_p50_ms), ms(row.ttft_p90_ms), ms(row.ttft_p99_ms)]
     parts = short(row.prefill_chunks_per_request)
     median = None if trial is None else trial.median
@@ -109,39 +112,35 @@ def _cells(row: TableRow, trial: Trial | None, summary: Summary, beside: Sequenc
     else:
         itl = None if median is None or median.itl_ms is None else median.itl_ms.p99
         throughput = None if median is None else median.request_throughput
-        note = _note(row, trial, summary)
+        note = row_note(trial, summary, best=row.best)
         rate, memory = percent(row.prefix_hit_rate), gib(row.memory_bytes)
         rest = [ms(itl), rate, parts, short(throughput), memory, note]
         cells = [mark, row_name(row, trial, summary), *aims, *ttft, *rest]
     return [Text(cell) for cell in cells]
 
 
-def _note(row: TableRow, trial: Trial | None, summary: Summary) -> str:
-    if row.best:
-        return "winner"
-    if is_baseline(trial, summary):
-        return "baseline"
-    if trial is None:
-        return ""
-    if trial.violations:
-        return trial.violations[0].partition(":")[0]
-    if trial.state != "completed":
-        return trial.cause or STATE_WORDS[trial.state]
-    return "reference" if trial.role == "reference" else ""
+def _mark(row: TableRow, trial: Trial | None, summary: Summary) -> str:
+    part = "*" if row.best else "b" if is_baseline(trial, summary) else ""
+    return f"{part}!" if trial is not None and trial.violations else part
 
 
-def _legend(summary: Summary, beside: Sequence[str]) -> str:
+def _legend(summary: Summary, trials: Sequence[Trial], beside: Sequence[str], said: Answer) -> str:
     sources = {row.memory_source for row in summary.table if row.memory_bytes is not None}
     memory = f"memory: {', '.join(sorted(sources))}" if sources else "memory: not measured"
-    marks = "* winner  b baseline" if any(row.best for row in summary.table) else "b baseline"
+    shown = [_mark(row, by_number(trials, row.trial), summary) for row in summary.table]
+    words = {
+        "*": "best of the others" if said.kind == "stock_will_do" else "winner",
+        "b": "baseline",
+        "!": "breaks a limit",
+    }
+    marks = "  ".join(f"{mark} {word}" for mark, word in words.items() if any(mark in each for each in shown))
     aims = [f"{name}: {metric_title(path)}" for name, path in zip(_objective_headings(beside), beside, strict=True)]
-    return "  ".join([marks, *aims, "times in ms, medians of the rounds; P99 over all", memory])
+    return "  ".join(filter(None, [marks, *aims, "times in ms, medians of the rounds; P99 over all", memory]))
 
 
-def _answer_text(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> Text:
-    said = answer(study, summary, trials)
-    text = f"{said.sentence}{' (SIMULATED)' if summary.simulated else ''}"
-    return Text(text, style="bold" if said.kind in ("winner", "stock_best") else "bold yellow")
+def _answer_text(said: Answer, *, simulated: bool) -> Text:
+    text = f"{said.sentence}{' (SIMULATED)' if simulated else ''}"
+    return Text(text, style="bold" if said.kind in ("winner", "stock_will_do", "stock_best") else "bold yellow")
 
 
 def _failure_lines(trials: Sequence[Trial]) -> list[Text]:

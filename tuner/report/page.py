@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.domain.measurement import higher_is_better, metric
-from tuner.domain.outcome import StudyFile, Summary, TableRow, Trial
+from tuner.domain.outcome import StudyFile, TableRow, Trial
 from tuner.domain.units import format_duration
 from tuner.report.answer import (
     STATE_WORDS,
@@ -21,10 +21,10 @@ from tuner.report.answer import (
     answer,
     copyable_command,
     failures,
-    is_baseline,
     objective_of,
     objectives_beside,
     row_name,
+    row_note,
     sentence,
     trial_label,
     unmeasured,
@@ -334,23 +334,9 @@ def _chunk_row(row: TableRow, data: ReportData, beside: Sequence[str]) -> ChunkR
         prefill_chunks=short(row.prefill_chunks_per_request),
         requests_s=short(of("request_throughput")),
         tokens_s=short(of("output_token_throughput")),
-        note=_note(trial, data.summary, best=row.best),
+        note=row_note(trial, data.summary, best=row.best),
         best=row.best,
     )
-
-
-def _note(trial: Trial | None, summary: Summary, *, best: bool) -> str:
-    if best:
-        return "winner"
-    if is_baseline(trial, summary):
-        return "baseline"
-    if trial is None:
-        return ""
-    if trial.violations:
-        return f"outside {trial.violations[0].partition(':')[0]}"
-    if trial.state != "completed":
-        return trial.cause or STATE_WORDS[trial.state]
-    return "reference" if trial.role == "reference" else ""
 
 
 def _trial_row(trial: Trial, best: int | None, beside: Sequence[str]) -> TrialRow:

@@ -10,7 +10,7 @@ from tuner.domain.candidate import CHUNK_KNOB
 from tuner.domain.measurement import Measurement, metric
 from tuner.domain.outcome import Improvement, StudyFile, StudyTime, Summary, TableRow, Trial, TrialLine
 from tuner.domain.profile import Objective, Profile
-from tuner.domain.workload import SharedPrefixWorkload
+from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload, Workload
 from tuner.measure import memory_note, relative_change
 from tuner.study.choice import candidate_of, label_of, ranked, uses_plugin
 from tuner.study.finals import observed
@@ -58,7 +58,7 @@ def build_summary(
         baseline=baseline.number if baseline else next((t.number for t in trials if t.role == "baseline"), None),
         best=best.number if best else None,
         improvement=improvement,
-        advice=_advice(profile, trials, merged, best, improvement),
+        advice=_advice(profile, trials, merged, best, baseline, improvement),
         trials=[_line(t, profile.objective) for t in trials],
         counts=dict(Counter(t.state for t in trials)),
         time=_time(trials, elapsed_s, earlier),
@@ -183,11 +183,14 @@ def _advice(
     trials: Sequence[Trial],
     merged: Sequence[Trial],
     best: Trial | None,
+    baseline: Trial | None,
     improvement: dict[str, Improvement],
 ) -> list[str]:
     advice = []
     main = improvement.get(profile.objective.metrics[0])
-    if main is not None and (main.ci95 is None or main.ci95[0] <= 0 <= main.ci95[1]):
+    starts = [t for t in trials if baseline is not None and baseline.number in (t.number, t.final_of)]
+    stock_holds = bool(starts) and not any(t.violations for t in starts)
+    if stock_holds and main is not None and (main.ci95 is None or main.ci95[0] <= 0 <= main.ci95[1]):
         advice.append(
             "The winner cannot be told from the untouched configuration: the interval of the change includes zero. "
             "Keep stock, or measure with more rounds."
@@ -228,22 +231,35 @@ def _hit_rate_advice(profile: Profile, median: Measurement) -> list[str]:
     rate = median.prefix_hit_rate
     if rate is None or rate >= LOW_HIT_RATE:
         return []
-    workload = profile.workload
-    if isinstance(workload, SharedPrefixWorkload):
-        shared = sum(workload.system_prompt_tokens) / 2
-        own = sum(workload.user_prompt_tokens) / 2
-        ceiling = shared / (shared + own)
-        if rate >= ceiling - 0.05:
-            return [f"The prefix hit rate is {rate:.0%}; this load shares only {ceiling:.0%} of its tokens."]
+    said = f"The prefix hit rate is {rate * 100:.0f} %"
+    ceiling = _shared_share(profile.workload, median)
+    if ceiling is not None and rate >= ceiling - 0.05:
+        return [f"{said}; this load shares only {ceiling * 100:.0f} % of its tokens."]
     used = median.kv_cache_usage_peak
     if used is not None and used > 0.95:
         return [
-            f"The prefix hit rate is {rate:.0%} and the KV pool is full ({used:.0%}): the cache thrashes. Give it "
+            f"{said} and the KV pool is full ({used * 100:.0f} %): the cache thrashes. Give it "
             "more memory; below that, a reuse budget has nothing to keep."
         ]
-    if profile.space.reuse_budget:
-        return [f"The prefix hit rate is {rate:.0%}: give the cache more memory, if this load shares more than that."]
+    if profile.space.reuse_budget or ceiling is None:
+        return [f"{said}: give the cache more memory, if this load shares more than that."]
     return [
-        f"The prefix hit rate is {rate:.0%}: give the cache more memory, or put reuse_budget "
-        "(max_cached_blocks, min_reuse_ratio) into the space."
+        f"{said}: give the cache more memory, or put reuse_budget (max_cached_blocks, min_reuse_ratio) into the space."
     ]
+
+
+def _shared_share(workload: Workload, median: Measurement) -> float | None:
+    """The share of prompt tokens that can be found cached, 0 to 1; None where the load's content is not ours to know.
+
+    Classes count as often as they were measured: some of them arrive by a clock of their own.
+    """
+    if isinstance(workload, SharedPrefixWorkload):
+        parts = [(1, workload.system_prompt_tokens, workload.user_prompt_tokens)]
+    elif isinstance(workload, MixedWorkload):
+        counts = {name: latency.n for name, latency in median.groups.items()}
+        parts = [(counts.get(c.name, 0), c.system_prompt_tokens, c.user_prompt_tokens) for c in workload.classes]
+    else:
+        return None
+    shared = sum(n * sum(system) / 2 for n, system, _ in parts)
+    whole = sum(n * (sum(system) + sum(user)) / 2 for n, system, user in parts)
+    return shared / whole if whole else None

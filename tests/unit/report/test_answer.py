@@ -10,6 +10,7 @@ from tuner.report.answer import (
     answer,
     copyable_command,
     failures,
+    limit_text,
     row_name,
     trial_label,
     unmeasured,
@@ -59,7 +60,31 @@ def test_a_stock_that_breaks_a_limit_is_not_the_one_to_keep() -> None:
         t.model_copy(update={"violations": ["itl_ms.p99 <= 1: 36"]}) if t.number == summary.baseline else t
         for t in data.trials
     ]
-    assert "Keep" not in answer(data.study, summary, trials).sentence
+    assert answer(data.study, summary, trials).sentence == (
+        "Take chunk 8192: TTFT P90 of 85 ms. The stock configuration, at 80 ms, breaks itl_ms.p99 <= 1 (36 ms)."
+    )
+
+
+@pytest.mark.parametrize(
+    ("violation", "said"),
+    [
+        ("itl_ms.p99 <= 250: 605.246", "itl_ms.p99 <= 250 (605 ms)"),
+        ("memory.peak_fraction <= 0.95: 0.971", "memory.peak_fraction <= 0.95 (97.1 %)"),
+        ("itl_ms.p99 <= 250: not measured (no reason given)", "itl_ms.p99 <= 250 (not measured (no reason given))"),
+        ("something else", "something else"),
+    ],
+)
+def test_a_broken_limit_in_words(violation: str, said: str) -> None:
+    assert limit_text(violation) == said
+
+
+def test_a_study_that_was_interrupted_at_once_is_unfinished() -> None:
+    data = studies.failures_only()
+    interrupted = [data.trials[0].model_copy(update={"state": "interrupted", "cause": None})]
+    said = answer(data.study, data.summary, interrupted)
+    assert said.kind == "unfinished"
+    assert said.sentence == "Nothing is measured yet: the study was interrupted in its first trial."
+    assert "none of 4 trials" in answer(data.study, data.summary, [*interrupted, *data.trials]).sentence
 
 
 def test_a_row_of_the_plugin_says_so() -> None:

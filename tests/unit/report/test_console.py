@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.fakes import studies
+from tuner.domain.outcome import TableRow
 from tuner.report.console import closing_table
 from tuner.report.data import ReportData
 
@@ -56,7 +57,31 @@ def test_what_is_optimized_has_a_column(width: int, titles: list[str]) -> None:
     throughput = winner.median.output_token_throughput
     assert f"{winner.median.groups['short'].p90:.0f}" in row.split()
     assert f"{throughput:.0f} tok/s" in row
-    assert "obj. 1: TTFT of short P90  obj. 2: output throughput" in " ".join(text.split("\n"))
+    assert "obj. 1: TTFT of short P90 obj. 2: output throughput" in " ".join(text.split())
+
+
+def test_a_row_that_breaks_a_limit_is_marked_at_every_width() -> None:
+    data = studies.normal()
+    stock = next(row.trial for row in data.summary.table if row.label == "stock")
+    trials = [
+        t.model_copy(update={"violations": ["itl_ms.p99 <= 1: 36"]}) if t.number == stock else t for t in data.trials
+    ]
+    broken = replace(data, trials=trials)
+    for width in (60, 140):
+        text = shown(broken, width)
+        assert any(line.lstrip().startswith("b!") for line in text.splitlines())
+        assert any(line.lstrip().startswith("!") and " 64 " in line for line in text.splitlines())
+        assert "! breaks a limit" in " ".join(text.split())
+    assert "baseline, outside itl_ms.p99 <= 1" in shown(broken, 160)
+
+
+def test_the_legend_explains_no_mark_that_is_not_there() -> None:
+    data = studies.one_trial()
+    row = TableRow(max_num_batched_tokens=512, trial=0, ttft_p90_ms=80.0)
+    summary = data.summary.model_copy(update={"table": [row], "baseline": 7})
+    legend = shown(replace(data, summary=summary), 100)
+    assert "baseline" not in legend
+    assert "winner" not in legend.replace("No winner yet", "")
 
 
 def test_one_objective_is_called_that_and_a_usual_one_has_its_own_column() -> None:
