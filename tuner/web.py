@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import aiohttp
 
+SIMULATED_OWNER = "chunktune-sim"
+"""`owned_by` of the simulated engine's model, so that its numbers are labelled wherever they are measured."""
 LARGEST_REPLY_BYTES = 2**26
 """Far above any reply that is ours to read; a server that is none of ours may never end one."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import aiohttp
@@ -55,7 +56,7 @@ class Questions:
         except (aiohttp.ClientError, OSError) as error:
             raise LoadError(
                 "refused",
-                f"no connection to {self._target.base}: {error}",
+                f"no connection to {self._target.base}: {_reason(error)}",
                 "Is the server up, and is this its address?",
             ) from None
 
@@ -69,6 +70,15 @@ class Questions:
         text = body_text(body)
         key = self._target.api_key
         return text.replace(key, "***") if key else text
+
+
+def _reason(error: Exception) -> str:
+    """In the system's words: aiohttp's own sentence speaks of ssl whatever the address is."""
+    cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if not isinstance(cause, OSError):
+        return str(cause)
+    # A resolver's errors are negative, and name themselves.
+    return os.strerror(cause.errno) if cause.errno is not None and cause.errno > 0 else cause.strerror or str(cause)
 
 
 def as_object(body: bytes) -> dict[str, Any] | None:

@@ -61,7 +61,8 @@ class Planner:
         if limit is not None and longest is not None and longest > limit:
             raise UsageError(
                 f"the workload's longest request takes {longest} tokens with its output, the server at most {limit}",
-                "Raise engine.args.max_model_len, or make the workload's prompts or outputs shorter.",
+                "Raise max_model_len (engine.args of the profile, or --max-model-len of a server that runs), or "
+                "make the workload's prompts or outputs shorter.",
             )
 
     def plan(self, round_key: str) -> RoundPlan:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any
 
@@ -14,6 +14,7 @@ from tuner.load.http import Questions, as_object
 from tuner.load.plan import PlannedRequest
 from tuner.load.target import Api, Target
 from tuner.load.vocabulary import tokenize
+from tuner.web import SIMULATED_OWNER
 
 _HELLO = "The first request asks for one token, to see that the server answers as it should."
 _KEY_MEND = "Name the environment variable that holds the key with --api-key-env NAME."
@@ -33,19 +34,24 @@ class ServerFacts:
     """What differs from what was asked, such as 'completions instead of chat: no chat template'."""
     api: Api = "completions"
     """What the load uses."""
+    simulated: bool = False
+    """It is chunktune's own simulated engine."""
 
 
 async def probe(target: Target) -> ServerFacts:
     """LoadError with the mend: `refused`, `timeout`, `auth`, `not_openai`, `missing_model`, `no_chat_template`,
     `http_error`."""
     async with Questions(target) as questions:
-        model, max_model_len = await _model(questions, target)
+        model, max_model_len, owner = await _model(questions, target)
         if target.api == "chat":
-            return await _probe_chat(questions, target, model, max_model_len)
-        return await _probe_completions(questions, model, max_model_len, "")
+            facts = await _probe_chat(questions, target, model, max_model_len)
+        else:
+            facts = await _probe_completions(questions, model, max_model_len, "")
+    return replace(facts, simulated=owner == SIMULATED_OWNER)
 
 
-async def _model(questions: Questions, target: Target) -> tuple[str, int | None]:
+async def _model(questions: Questions, target: Target) -> tuple[str, int | None, object]:
+    """The model's id, its length and its `owned_by`."""
     status, body = await questions.ask("GET", "/v1/models")
     if status in (401, 403):
         raise LoadError("auth", f"{target.base} refuses the key: HTTP {status}: {questions.shown(body)}", _KEY_MEND)
@@ -75,7 +81,7 @@ async def _model(questions: Questions, target: Target) -> tuple[str, int | None]
             f"Did you mean {near[0]!r}?" if near else "Choose one of these with --model ID.",
         )
     length = models[wanted].get("max_model_len")
-    return wanted, length if isinstance(length, int) and length > 0 else None
+    return wanted, length if isinstance(length, int) and length > 0 else None, models[wanted].get("owned_by")
 
 
 async def _probe_completions(questions: Questions, model: str, max_model_len: int | None, label: str) -> ServerFacts:

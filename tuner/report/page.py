@@ -78,7 +78,7 @@ class Comparison:
     change: str
     interval: str
     reading: str
-    """`better`, `worse`, `within noise` or ''."""
+    """`better`, `worse`, `within noise`, `one round` or ''."""
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,7 @@ def _comparisons(data: ReportData) -> list[Comparison]:
         return []
     found = []
     paths = [*dict.fromkeys((*objective_of(data.study).metrics, *_COMPARED))]
+    alone = all(sum(not r.void for r in t.rounds) == 1 for t in (stock, winner))
     for path in sorted(paths, key=lambda p: _COMPARED.index(p) if p in _COMPARED else -1):
         before, after = metric(stock.median, path), metric(winner.median, path)
         told = data.summary.improvement.get(path)
@@ -264,7 +265,7 @@ def _comparisons(data: ReportData) -> list[Comparison]:
                 winner_interval=_interval_text(path, winner),
                 change=DASH if change is None else signed_percent(change),
                 interval=f"{signed_percent(interval[0])} to {signed_percent(interval[1])}" if interval else "",
-                reading=_reading(path, interval),
+                reading="one round" if alone and interval else _reading(path, interval),
             )
         )
     return found

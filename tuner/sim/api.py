@@ -16,6 +16,7 @@ from tuner.sim import bpe
 from tuner.sim.live import Delta, LiveEngine
 from tuner.sim.metrics import metrics_text
 from tuner.sim.options import VERSION
+from tuner.web import SIMULATED_OWNER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -99,7 +100,7 @@ class Api:
                 "id": name,
                 "object": "model",
                 "created": self._created,
-                "owned_by": "vllm",
+                "owned_by": SIMULATED_OWNER,
                 "root": self._engine.plan.model,
                 "parent": None,
                 "max_model_len": self._engine.plan.scheduler.max_model_len,

@@ -44,6 +44,7 @@ async def test_facts_of_a_good_server() -> None:
         assert server.asked[0].body["max_tokens"] == 1
     assert (facts.model, facts.max_model_len, facts.token_ids) == ("scripted", 4096, True)
     assert facts.reports_cached_tokens
+    assert not facts.simulated
     assert facts.api == "completions"
     assert facts.label == ""
 
@@ -127,7 +128,9 @@ async def test_a_wrong_key_is_named_without_its_value() -> None:
 async def test_nobody_listens() -> None:
     async with ScriptedServer().running() as server:
         gone = server.base_url
-    assert (await failure(Target(gone))).code == "refused"
+    error = await failure(Target(gone))
+    assert error.code == "refused"
+    assert error.message == f"no connection to {gone}: Connection refused"
 
 
 @pytest.mark.parametrize("models", [("a", "b"), ()])

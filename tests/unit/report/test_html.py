@@ -119,6 +119,15 @@ def test_what_is_optimized_has_a_column_in_both_tables() -> None:
     assert best.objectives == (f"{winner.median.groups['short'].p90:.0f}",)
 
 
+def test_one_round_a_side_is_no_verdict() -> None:
+    data = studies.normal()
+    trials = [t.model_copy(update={"rounds": t.rounds[:1]}) for t in data.trials]
+    alone = replace(data, trials=trials, merged=[t for t in trials if t.role == "final"])
+    told = {row.reading for row in make_page(alone).compared if row.interval}
+    assert told == {"one round"}
+    assert "one round" not in {row.reading for row in make_page(data).compared}
+
+
 def test_a_thousand_trials_stay_foldable() -> None:
     page = outline("thousand")
     text = " ".join(page.text)
