@@ -110,6 +110,12 @@ class ScriptedServer:
     api_key: str | None = None
     chat_template: bool = True
     takes_token_ids: bool = True
+    model_card: dict[str, Any] = field(default_factory=dict)
+    """Put over each model of /v1/models."""
+    whole_usage: Any = None
+    """`usage` of replies that are not streamed; None: the honest one."""
+    redirects_to: str = ""
+    """Every request is sent there."""
     template_tokens: tuple[int, ...] = (900001, 900002, 900003)
     asked: list[Asked] = field(default_factory=list)
     connections: int = 0
@@ -191,9 +197,13 @@ class ScriptedServer:
         raw = await reader.readexactly(int(headers.get("content-length", "0")))
         if self.api_key is not None and headers.get("authorization") != f"Bearer {self.api_key}":
             return await self._json(writer, 401, {"error": {"message": f"bad key {headers.get('authorization')}"}})
+        if self.redirects_to:
+            head = f"Location: {self.redirects_to}{path}\r\n"
+            return await send(writer, Reply([b""], 307, framing="length", extra_head=head))
         body = json.loads(raw) if raw else {}
         if method == "GET" and path == "/v1/models":
-            data = [{"id": m, "object": "model", "max_model_len": self.max_model_len} for m in self.models]
+            card = {"object": "model", "max_model_len": self.max_model_len, **self.model_card}
+            data = [{"id": m, **card} for m in self.models]
             return await self._json(writer, 200, {"object": "list", "data": data})
         if path == "/tokenize" and self.tokenizer:
             tokens = self.tokens_of(body)
@@ -226,7 +236,7 @@ class ScriptedServer:
             )
             self.asked.append(asked)
             if not body.get("stream"):
-                usage = {"prompt_tokens": len(tokens), "completion_tokens": 1}
+                usage = self.whole_usage or {"prompt_tokens": len(tokens), "completion_tokens": 1}
                 return await self._json(writer, 200, {"choices": [{"index": 0, "text": "x"}], "usage": usage})
             reply = self.behave(self, asked)
             if not isinstance(reply, Reply):

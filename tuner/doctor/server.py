@@ -16,6 +16,7 @@ from tuner.domain.workload import SharedPrefixWorkload
 from tuner.errors import LoadError
 from tuner.load.http import Questions, as_object
 from tuner.load.probe import ServerFacts, probe
+from tuner.load.reply import whole
 from tuner.load.target import Target
 from tuner.load.vocabulary import tokenize
 from tuner.telemetry import Snapshot, Unknown, cache_info, scrape
@@ -196,11 +197,15 @@ async def _again_and_again(
             break
         if number:
             times_ms.append((clock.monotonic_s() - sent_s) * 1e3)
-        usage = answer.get("usage") or {}
-        length = usage.get("prompt_tokens") or length
+        usage = _mapping(answer.get("usage"))
+        length = whole(usage.get("prompt_tokens"), length) or length
         if number == 1:
-            cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+            cached = whole(_mapping(usage.get("prompt_tokens_details")).get("cached_tokens"))
     return times_ms, cached, length
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
 
 
 def judge_caching(cached: int | None, length: int, reported: bool, says: bool | None) -> Line:

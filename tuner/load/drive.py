@@ -10,19 +10,18 @@ from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.observation import Phase, RequestRecord, RoundObservation
 from tuner.load.exchange import Exchange
 from tuner.load.keeping_up import client_stats, loop_lags_ms, mean_in_flight
-from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
+from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan, longest_reply_bytes
 from tuner.load.proxied import carrier_for
 from tuner.load.target import Target
 from tuner.load.void import FAILURES_ALLOWED, void_code, void_reason, warm_start
-from tuner.web import LARGEST_REPLY_BYTES, ReplyTooLong
 
 TICK_S = 0.005
 _LOOK_EVERY = 20
 """Ticks between looks at deadlines, progress and the engine."""
 _KEEP_BYTES = 256 << 20
 """Replies kept unread; beyond this they are read as they end, which costs the round some time."""
-_FLOOD_PIECE_BYTES = 1 << 14
-"""A token's piece has some hundred bytes: larger ones tell which replies to weigh."""
+_MOST_BYTES = 1 << 30
+"""Of all replies under way together: what no measurement needs and no memory should hold."""
 
 
 async def drive(
@@ -274,10 +273,7 @@ class _Round:
         overdue = [e for e in self._in_flight.values() if now - e.sent_s > limit]
         for exchange in overdue:
             self._carrier.give_up(exchange, "timeout", f"no end within {limit:g} s")
-        for exchange in [e for e in self._in_flight.values() if _floods(e)]:
-            exchange.pieces.clear()
-            exchange.times.clear()
-            self._carrier.give_up(exchange, "stream_error", str(ReplyTooLong()))
+        self._weigh()
         received = sum(len(e.times) for e in self._in_flight.values())
         mark = (self._ended_count, received)
         if mark != self._progress_mark or not self._in_flight:
@@ -292,6 +288,20 @@ class _Round:
                 f"the server sent nothing for {self._stall_timeout_s:g} s",
                 "engine_stalled",
             )
+
+    def _weigh(self) -> None:
+        """Give up replies that are longer than any answer could be."""
+        total = 0
+        for exchange in list(self._in_flight.values()):
+            held = exchange.weigh()
+            total += held
+            most = longest_reply_bytes(exchange.request.output_tokens)
+            if held > most or total > _MOST_BYTES:
+                total -= held
+                exchange.drop()
+                self._carrier.give_up(
+                    exchange, "stream_error", f"the reply is longer than any answer of its length: {held >> 20} MiB"
+                )
 
     def _stop(self, void: str, code: str = "cut", text: str = "the round was given up", void_code: str = "") -> None:
         """The round cannot count any more: end what is under way."""
@@ -353,9 +363,3 @@ class _Round:
         if observation.void:
             observation.void_code = void_code(records, self._void_code, warm, client.limited)
         return observation
-
-
-def _floods(exchange: Exchange) -> bool:
-    """Whether its reply is longer than any answer; quick for one that comes token by token."""
-    pieces = exchange.pieces
-    return bool(pieces) and len(pieces[-1]) > _FLOOD_PIECE_BYTES and sum(map(len, pieces)) > LARGEST_REPLY_BYTES

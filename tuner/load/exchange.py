@@ -35,6 +35,7 @@ class Exchange:
         "source",
         "status",
         "times",
+        "weighed",
     )
 
     def __init__(
@@ -52,6 +53,8 @@ class Exchange:
         self.pieces: list[bytes] = []
         self.fed = 0
         """Pieces that the framer has seen."""
+        self.weighed = (0, 0)
+        """Pieces that `weigh` has seen, and their bytes."""
         self.framer: Framer | None = Framer()
         """None: the pieces are body already, `status` is known."""
         self.status: int | None = None
@@ -62,6 +65,20 @@ class Exchange:
         self.slot: object | None = None
         """What carries it now."""
         self.record: RequestRecord | None = None
+
+    def weigh(self) -> int:
+        """Bytes of the reply so far; each piece is looked at once."""
+        count, held = self.weighed
+        fresh = len(self.pieces) - count
+        if fresh > 0:
+            held += sum(map(len, self.pieces[count:]))
+            self.weighed = (count + fresh, held)
+        return held
+
+    def drop(self) -> None:
+        """Forget what came."""
+        self.pieces.clear()
+        self.times.clear()
 
     def read(self, *, reports_cached_tokens: bool = False, secret: str | None = None) -> RequestRecord:
         """The record; `secret` is blotted out of what the server said. Drops the bytes."""

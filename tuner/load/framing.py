@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal
 
 _MAX_HEAD = 1 << 16
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+_STATUS = re.compile(rb"[1-5]\d\d")
+_LENGTH = re.compile(rb"\d{1,18}")
 _State = Literal["head", "length", "chunk_size", "chunk", "chunk_end", "trailer", "until_close", "done"]
 
 
@@ -143,7 +147,7 @@ class Framer:
     def _read_head(self, head: bytes) -> None:
         first, _, lines = head.partition(b"\n")
         parts = first.split(None, 2)
-        if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not parts[1].isdigit():
+        if len(parts) < 2 or not parts[0].startswith(b"HTTP/1.") or not _STATUS.fullmatch(parts[1]):
             raise FramingError(f"no HTTP/1.x response: {first[:60]!r}")
         status = int(parts[1])
         if 100 <= status < 200:
@@ -163,7 +167,7 @@ class Framer:
         elif status in (204, 304):
             self._state = "done"
         elif length is not None:
-            if not length.isdigit():
+            if not _LENGTH.fullmatch(length):
                 raise FramingError(f"Content-Length is {length[:40]!r}")
             self._need = int(length)
             self._state = "length"
@@ -174,10 +178,8 @@ class Framer:
 
 def _head_end(buffer: bytes, start: int) -> int:
     """Index behind the blank line that ends the headers; -1 when it is not there yet."""
-    crlf = buffer.find(b"\r\n\r\n", start)
-    bare = buffer.find(b"\n\n", start)
-    ends = [end for end in (crlf + 4 if crlf >= 0 else -1, bare + 2 if bare >= 0 else -1) if end >= 0]
-    return min(ends) if ends else -1
+    found = _BLANK_LINE.search(buffer, start)
+    return found.end() if found else -1
 
 
 def _chunk_size(line: bytes) -> int:

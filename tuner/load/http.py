@@ -15,6 +15,7 @@ from tuner.load.target import Target
 from tuner.web import ReplyTooLong, read_reply
 
 ASK_TIMEOUT_S = 60.0
+NOT_OPENAI = "The address has to be that of an OpenAI-compatible server, such as `vllm serve`."
 
 
 class Questions:
@@ -39,7 +40,12 @@ class Questions:
         assert self._session is not None
         data = None if body is None else orjson.dumps(body)
         try:
-            async with self._session.request(method, self._target.base + path, data=data) as response:
+            # A redirect is followed by no request of the load, so not here either.
+            async with self._session.request(
+                method, self._target.base + path, data=data, allow_redirects=False
+            ) as response:
+                if 300 <= response.status < 400:
+                    raise _redirected(self._target.base, path, response.headers.get("Location", ""))
                 return response.status, await read_reply(response)
         except TimeoutError:
             raise LoadError(
@@ -47,11 +53,10 @@ class Questions:
                 f"{self._target.base}{path} did not answer within {self._timeout_s:g} s",
                 "Is the server still starting, or busy with other load?",
             ) from None
-        except ReplyTooLong as error:
+        except (ReplyTooLong, aiohttp.ClientPayloadError, aiohttp.ClientResponseError, ValueError) as error:
+            reason = getattr(error, "message", "") or str(error)
             raise LoadError(
-                "not_openai",
-                f"{self._target.base}{path}: {error}",
-                "The address has to be that of an OpenAI-compatible server, such as `vllm serve`.",
+                "not_openai", f"the answer of {self._target.base}{path} cannot be read: {shortened(reason)}", NOT_OPENAI
             ) from None
         except (aiohttp.ClientError, OSError) as error:
             raise LoadError(
@@ -72,11 +77,25 @@ class Questions:
         return text.replace(key, "***") if key else text
 
 
+def _redirected(base: str, path: str, where: str) -> LoadError:
+    near = where.partition("?")[0].removesuffix(path)
+    there = f" to {shortened(near)}" if near.startswith(("http://", "https://")) else ""
+    return LoadError("not_openai", f"{base} redirects{there}", "Give the address that answers by itself.")
+
+
+def shortened(text: str) -> str:
+    """A server's words on one line, at most some 200 characters of them."""
+    line = " ".join(text.split())
+    return line if len(line) <= 200 else f"{line[:200]}..."
+
+
 def _reason(error: Exception) -> str:
     """In the system's words: aiohttp's own sentence speaks of ssl whatever the address is."""
     cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
+    if isinstance(cause, aiohttp.ServerDisconnectedError):
+        return "the server closed the connection without an answer"
     if not isinstance(cause, OSError):
-        return str(cause)
+        return shortened(str(cause))
     # A resolver's errors are negative, and name themselves.
     return os.strerror(cause.errno) if cause.errno is not None and cause.errno > 0 else cause.strerror or str(cause)
 

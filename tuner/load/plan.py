@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tuner.domain.observation import Phase
+from tuner.web import LARGEST_REPLY_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,14 @@ class PlannedRequest:
     """Which shared prefix it begins with; None: one of its own."""
     at_s: float | None = None
     """Open loop: when it is due, seconds after the start of the round."""
+
+
+def longest_reply_bytes(output_tokens: int | None) -> int:
+    """More than any server sends for so many tokens: 64 KiB each (log probabilities of many candidates have some
+    KiB), LARGEST_REPLY_BYTES at most, and that where the number is the server's to say."""
+    if output_tokens is None:
+        return LARGEST_REPLY_BYTES
+    return min(LARGEST_REPLY_BYTES, (1 << 20) + (output_tokens << 16))
 
 
 @dataclass(frozen=True)

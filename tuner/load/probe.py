@@ -10,8 +10,9 @@ from typing import Any
 from tuner.domain.observation import RequestRecord
 from tuner.errors import LoadError
 from tuner.load.exchange import Exchange
-from tuner.load.http import Questions, as_object
+from tuner.load.http import NOT_OPENAI, Questions, as_object, shortened
 from tuner.load.plan import PlannedRequest
+from tuner.load.reply import whole
 from tuner.load.target import Api, Target
 from tuner.load.vocabulary import tokenize
 from tuner.web import SIMULATED_OWNER
@@ -61,14 +62,14 @@ async def _model(questions: Questions, target: Target) -> tuple[str, int | None,
         raise LoadError(
             "not_openai",
             f"{target.base}/v1/models is no list of models: HTTP {status}: {questions.shown(body)}",
-            "The address has to be that of an OpenAI-compatible server, such as `vllm serve`.",
+            NOT_OPENAI,
         )
     models: dict[str, dict[str, Any]] = {m["id"]: m for m in data}
     wanted = target.model
     if wanted is None:
         roots = [name for name, m in models.items() if not m.get("parent")]
         if len(roots) != 1:
-            names = ", ".join(roots) or "none"
+            names = shortened(", ".join(roots)) or "none"
             raise LoadError(
                 "missing_model", f"{target.base} has several models, or none: {names}", "Choose one with --model ID."
             )
@@ -77,11 +78,11 @@ async def _model(questions: Questions, target: Target) -> tuple[str, int | None,
         near = difflib.get_close_matches(wanted, models, n=1, cutoff=0.4)
         raise LoadError(
             "missing_model",
-            f"{target.base} does not serve {wanted!r}; it serves {', '.join(models) or 'nothing'}",
+            f"{target.base} does not serve {wanted!r}; it serves {shortened(', '.join(models)) or 'nothing'}",
             f"Did you mean {near[0]!r}?" if near else "Choose one of these with --model ID.",
         )
-    length = models[wanted].get("max_model_len")
-    return wanted, length if isinstance(length, int) and length > 0 else None, models[wanted].get("owned_by")
+    card = models[wanted]
+    return wanted, whole(card.get("max_model_len")) or None, card.get("owned_by")
 
 
 async def _probe_completions(questions: Questions, model: str, max_model_len: int | None, label: str) -> ServerFacts:

@@ -116,12 +116,12 @@ class Reply:
             self.answer_s = at_s
 
     def _usage(self, usage: dict[str, Any]) -> None:
-        self.prompt_tokens = _count(usage.get("prompt_tokens"), self.prompt_tokens)
-        self.output_tokens = _count(usage.get("completion_tokens"), self.output_tokens)
+        self.prompt_tokens = whole(usage.get("prompt_tokens"), self.prompt_tokens)
+        self.output_tokens = whole(usage.get("completion_tokens"), self.output_tokens)
         details = usage.get("prompt_tokens_details")
         if isinstance(details, dict):
             self.details = True
-            self.cached_tokens = _count(details.get("cached_tokens"), self.cached_tokens)
+            self.cached_tokens = whole(details.get("cached_tokens"), self.cached_tokens)
 
     def close(self) -> None:
         """The stream ended: settle whether the finishing delta carried the last token."""
@@ -159,7 +159,8 @@ def body_text(body: bytes) -> str:
         return _text(body)
 
 
-def _count(value: Any, otherwise: int | None) -> int | None:
+def whole(value: Any, otherwise: int | None = None) -> int | None:
+    """A count of a server's reply, 0 or more; `otherwise` where it is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else otherwise
 
 

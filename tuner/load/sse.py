@@ -22,10 +22,11 @@ class Event:
 class SseParser:
     """Feed it bytes as they come; it gives back the events that they complete."""
 
-    __slots__ = ("_after_cr", "_buffer", "_data", "_name", "begun")
+    __slots__ = ("_after_cr", "_data", "_held", "_name", "begun")
 
     def __init__(self) -> None:
-        self._buffer = b""
+        self._held: list[bytes] = []
+        """Pieces of a line that has no end yet; joined once it has: a long line costs no more than its bytes."""
         self._data: list[bytes] = []
         self._name = b""
         self._after_cr = False
@@ -41,19 +42,25 @@ class SseParser:
             self._after_cr = False
             if data[0] == 0x0A:
                 data = data[1:]
-        buffer = self._buffer + data if self._buffer else data
         if not self.begun:
-            if buffer[:3] == b"\xef\xbb\xbf":
-                buffer = buffer[3:]
-            elif b"\xef\xbb\xbf".startswith(buffer):
-                self._buffer = buffer
+            data = b"".join([*self._held, data])
+            self._held = []
+            if data[:3] == b"\xef\xbb\xbf":
+                data = data[3:]
+            elif b"\xef\xbb\xbf".startswith(data):
+                self._held = [data] if data else []
                 return []
             self.begun = True
-        if b"\r" in buffer:
-            self._after_cr = buffer.endswith(b"\r")
-            buffer = buffer.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        lines = buffer.split(b"\n")
-        self._buffer = lines.pop()
+        if b"\r" in data:
+            self._after_cr = data.endswith(b"\r")
+            data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        lines = data.split(b"\n")
+        if len(lines) > 1 and self._held:
+            lines[0] = b"".join([*self._held, lines[0]])
+            self._held = []
+        last = lines.pop()
+        if last:
+            self._held.append(last)
         events: list[Event] = []
         for line in lines:
             if line:
@@ -81,12 +88,13 @@ class SseParser:
     @property
     def between_events(self) -> bool:
         """True where a new event begins and nothing is held back."""
-        return not (self._buffer or self._data or self._name or self._after_cr)
+        return not (self._held or self._data or self._name or self._after_cr)
 
     @property
     def pending(self) -> bytes:
         """Data of an event that was begun and not dispatched; at the end of the stream: it was cut off."""
         lines = [*self._data]
-        if self._buffer.startswith(b"data:"):
-            lines.append(self._buffer[5:].removeprefix(b" "))
+        held = b"".join(self._held)
+        if held.startswith(b"data:"):
+            lines.append(held[5:].removeprefix(b" "))
         return b"\n".join(lines)

@@ -12,6 +12,8 @@ from tuner.load.words import OPENING, WORDS
 _REPEATS: Final = 4
 _ENOUGH: Final = 24
 """Fewer different tokens than this, and two prompts could begin alike by chance."""
+_MOST_TOKENS: Final = 2**31
+"""No vocabulary is nearly as large; ids beyond are no ids."""
 _ABSENT: Final = (404, 405, 501)
 
 
@@ -53,7 +55,7 @@ async def tokenize(questions: Questions, body: dict[str, Any]) -> list[int] | No
         raise
     answer = as_object(reply) if status == 200 else None
     tokens = None if answer is None else answer.get("tokens")
-    if isinstance(tokens, list) and tokens and all(isinstance(t, int) for t in tokens):
+    if isinstance(tokens, list) and tokens and all(type(t) is int and 0 <= t < _MOST_TOKENS for t in tokens):
         return tokens
     return None
 

@@ -7,6 +7,7 @@ and after; adding two would double.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
@@ -34,6 +35,8 @@ _COUNTERS = {
     "requests_finished": ("vllm:request_success_total", "vllm:request_success"),
 }
 _CACHE_INFO = "vllm:cache_config_info"
+LARGEST_BLOCK = 1 << 16
+"""Tokens; far above any block of vLLM's, hybrid models included."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +53,8 @@ class Snapshot:
     series: dict[str, Series]
     counters: frozenset[str] = frozenset()
     """Sample names whose type is counter."""
+    not_finite: frozenset[str] = frozenset()
+    """Sample names that had a value which is no number (NaN, Inf); those values are left out."""
 
     def total(self, name: str) -> float | None:
         """Sum over engines and other labels; None when there is no such series."""
@@ -61,15 +66,20 @@ def parse(text: str) -> Snapshot | Unknown:
     """A snapshot of Prometheus text."""
     series: dict[str, Series] = {}
     counters: set[str] = set()
+    not_finite: set[str] = set()
     try:
         for family in text_string_to_metric_families("\n".join(_relevant(text)) + "\n"):
             for sample in family.samples:
-                series.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = float(sample.value)
+                value = float(sample.value)
+                if not math.isfinite(value):
+                    not_finite.add(sample.name)
+                    continue
+                series.setdefault(sample.name, {})[tuple(sorted(sample.labels.items()))] = value
                 if family.type == "counter":
                     counters.add(sample.name)
     except (ValueError, KeyError, IndexError) as error:
         return Unknown(f"/metrics is no Prometheus text: {error}")
-    return Snapshot(series, frozenset(counters))
+    return Snapshot(series, frozenset(counters), frozenset(not_finite))
 
 
 def _relevant(text: str) -> Iterable[str]:
@@ -104,7 +114,8 @@ def cache_info(snapshot: Snapshot) -> tuple[int | None, int | None]:
     block: int | None = None
     for labels in snapshot.series.get(_CACHE_INFO, {}):
         values = dict(labels)
-        block = _whole(values.get("block_size")) or block
+        size_of_block = _whole(values.get("block_size"))
+        block = size_of_block if size_of_block and size_of_block <= LARGEST_BLOCK else block
         blocks, size = _whole(values.get("num_gpu_blocks")), _whole(values.get("kv_cache_size_tokens"))
         if size is None and blocks is not None and block is not None:
             size = blocks * block
@@ -114,7 +125,7 @@ def cache_info(snapshot: Snapshot) -> tuple[int | None, int | None]:
 
 
 def _whole(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+    return int(text) if text is not None and text.isdecimal() and len(text) <= 18 else None
 
 
 @dataclass
@@ -129,6 +140,8 @@ class _Delta:
         A series may appear in between (its label was never seen before): it began at 0. Each series
         is looked at alone, so that one engine's restart does not hide behind another's progress.
         """
+        if name in self.before.not_finite | self.after.not_finite:
+            return f"{name} is not finite"
         last = self.after.series.get(name)
         first = self.before.series.get(name, {})
         if last is None:

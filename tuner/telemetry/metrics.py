@@ -30,7 +30,7 @@ def _session(base_url: str, headers: Mapping[str, str] | None) -> aiohttp.Client
 
 async def _text(session: aiohttp.ClientSession, base_url: str) -> str | Unknown:
     try:
-        async with session.get(metrics_url(base_url)) as response:
+        async with session.get(metrics_url(base_url), allow_redirects=False) as response:
             if response.status != 200:
                 return Unknown(f"/metrics answered {response.status}")
             return (await read_reply(response)).decode("utf-8", errors="replace")

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.scripted_server import ScriptedServer
 from tests.unit.doctor.test_sense import profile
 from tuner.doctor import Request, examine
 from tuner.doctor.line import Line
@@ -52,6 +53,21 @@ async def test_a_healthy_server(serve: Serve) -> None:
             lines = await look(url)
             assert {line.status for line in lines.values() if line.check != "jitter"} == {"ok"}
             assert "found 64 of them cached" in lines["prefix caching"].message
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        ["x"],
+        "x",
+        {"prompt_tokens": "many", "prompt_tokens_details": []},
+        {"prompt_tokens": -3, "prompt_tokens_details": {"cached_tokens": "all"}},
+    ],
+)
+async def test_usage_of_another_shape_is_nothing_known(usage: Any) -> None:
+    async with ScriptedServer(whole_usage=usage).running() as server:
+        lines = await look(server.base_url)
+    assert "cannot be told" in lines["prefix caching"].message
 
 
 async def test_prefix_caching_that_is_off(serve: Serve) -> None:

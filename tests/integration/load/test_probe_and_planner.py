@@ -162,6 +162,51 @@ async def test_something_else_at_that_address() -> None:
         assert (await failure(Target(f"http://127.0.0.1:{port}"))).code == "not_openai"
 
 
+async def test_a_redirect_is_named_and_not_followed() -> None:
+    """The load follows none, and a key must not travel."""
+    async with ScriptedServer().running() as there, ScriptedServer(redirects_to=there.base_url).running() as server:
+        error = await failure(Target(server.base_url, api_key=KEY))
+        assert there.connections == 0
+    assert error.code == "not_openai"
+    assert error.message == f"{server.base_url} redirects to {there.base_url}"
+
+
+async def test_an_answer_that_cannot_be_read_is_not_called_no_connection() -> None:
+    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello")
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(lie, "127.0.0.1", 0) as other:
+        error = await failure(Target(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"))
+    assert error.code == "not_openai"
+    assert "cannot be read" in error.message
+
+
+@pytest.mark.parametrize("length", [True, -5, "4096", None, 2.5])
+async def test_a_length_that_is_no_count_is_no_limit(length: Any) -> None:
+    async with ScriptedServer(model_card={"max_model_len": length}).running() as server:
+        assert (await probe(Target(server.base_url))).max_model_len is None
+
+
+async def test_a_hundred_models_are_not_all_listed() -> None:
+    async with ScriptedServer(models=tuple(f"model-{n}" for n in range(1000))).running() as server:
+        assert len((await failure(Target(server.base_url))).message) < 400
+        assert len((await failure(Target(server.base_url, model="x"))).message) < 400
+
+
+@pytest.mark.parametrize("bad", [2**63, -1, True, 1.5, "7"])
+async def test_ids_that_are_no_tokens_are_no_tokenizer(bad: Any) -> None:
+    class Odd(ScriptedServer):
+        def tokens_of(self, body: dict[str, Any]) -> list[Any]:
+            return [*super().tokens_of(body), bad]
+
+    async with Odd().running() as server:
+        facts = await probe(Target(server.base_url))
+    assert not facts.token_ids
+
+
 async def test_a_reply_without_end_is_not_kept() -> None:
     sent = 0
 

@@ -111,6 +111,14 @@ def test_without_a_length_the_connection_is_the_end() -> None:
     assert not framer.done
 
 
+def test_thousands_of_interim_responses_are_passed_over() -> None:
+    framer = Framer()
+    framer.feed(b"HTTP/1.1 103 X\r\n\r\n" * 100_000)
+    assert framer.status is None
+    assert framer.feed(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nab") == b"ab"
+    assert framer.done
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -120,6 +128,9 @@ def test_without_a_length_the_connection_is_the_end() -> None:
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-2\r\n",
         b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nabcd\r\n",
+        b"HTTP/1.1 %b OK\r\n\r\n" % (b"2" * 5000),
+        b"HTTP/1.1 99 X\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n" % (b"9" * 5000),
         b"x" * 70000,
     ],
 )

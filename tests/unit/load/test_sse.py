@@ -40,6 +40,15 @@ def test_any_split_gives_the_same_events(data: bytes, cuts: list[int]) -> None:
     assert parse([bytes([b]) for b in data]) == parse([data])
 
 
+def test_a_line_of_many_pieces_is_one_event() -> None:
+    """Thousands of pieces without a line end: each is looked at once, or this takes minutes."""
+    parser = SseParser()
+    assert not any(parser.feed(b"data: " if not n else b"x" * 4096) for n in range(8001))
+    assert not parser.between_events
+    assert parser.feed(b"\n\n") == [Event(b"x" * 4096 * 8000)]
+    assert parser.between_events
+
+
 def reference(data: bytes) -> list[Event]:
     """The standard's algorithm, line by line over the whole text."""
     data = data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")

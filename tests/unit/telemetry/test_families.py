@@ -196,6 +196,9 @@ def test_a_page_without_kv_usage_is_null() -> None:
         ('block_size="16",num_gpu_blocks="1280"', (20480, 16)),
         ('block_size="16",num_gpu_blocks="None"', (None, 16)),
         ('model_name="m"', (None, None)),
+        ('block_size="1000000000000000000",num_gpu_blocks="1280"', (None, None)),
+        (f'block_size="16",num_gpu_blocks="{"9" * 5000}"', (None, 16)),
+        (f'block_size="{"9" * 5000}",num_gpu_blocks="{"9" * 3000}"', (None, None)),
     ],
 )
 def test_the_pool_s_size_is_read_from_its_labels(labels: str, expected: tuple[int | None, int | None]) -> None:
@@ -225,6 +228,15 @@ def test_a_plug_in_that_started_again_is_a_reason() -> None:
     found = delta(snapshot(("chunktune:held_requests_total", 5)), snapshot(("chunktune:held_requests_total", 1)))
     assert found.plugin == {}
     assert "went back" in found.reasons["plugin.held_requests"]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("end", ["before", "after"])
+def test_a_value_that_is_not_finite_is_null_with_the_reason(value: float, end: str) -> None:
+    good, bad = snapshot(*cache(NEW, 1000, 900)), snapshot(*cache(NEW, 1000, value))
+    found = delta(bad, good) if end == "before" else delta(good, bad)
+    assert found.prefix_hit_rate is None
+    assert found.reasons["prefix_hit_rate"] == f"{NEW[1]} is not finite"
 
 
 @pytest.mark.parametrize("which", ["before", "after", "both"])
