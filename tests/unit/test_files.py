@@ -1,5 +1,6 @@
 """Documents are written whole, and only files are replaced."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -43,3 +44,14 @@ def test_a_file_without_an_end_is_not_read_to_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("tuner.files.LARGEST_FILE_BYTES", 1000)
     with pytest.raises(FileFormatError, match="/dev/zero is larger than any file"):
         read_json(Path("/dev/zero"))
+
+
+def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left") as caught:
+        write_whole(tmp_path / "summary.json", b"{}")
+    assert caught.value.filename == str(tmp_path / "summary.json")
+    assert list(tmp_path.iterdir()) == []

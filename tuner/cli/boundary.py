@@ -29,6 +29,7 @@ _MENDS = {
     errno.EACCES: "Allow it, or name another place.",
     errno.EPERM: "Allow it, or name another place.",
     errno.EROFS: "Name a place that can be written.",
+    errno.EEXIST: "Move it out of the way, or name another place.",
     errno.EISDIR: "Move it out of the way, or name another place.",
     errno.ENOTDIR: "Move it out of the way, or name another place.",
     errno.ENAMETOOLONG: "Take a shorter name.",

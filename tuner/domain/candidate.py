@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
 
 from tuner.domain.base import Argument, Document
 
@@ -13,18 +15,30 @@ CHUNK_KNOB = "max_num_batched_tokens"
 """vLLM's name for tokens a step, the chunk of a lone prefill."""
 
 
+_LARGEST = 2**31 - 1
+
+
 class ReuseBudget(Document):
     """The five policies of the scheduler plug-in; 0 turns one off, all off is the stock scheduler.
 
     `max_hold_ms` and `yield_chunk_tokens` only matter while `min_reuse_ratio` is above 0.
     """
 
-    max_cached_blocks: NonNegativeInt = 0
+    max_cached_blocks: Annotated[int, Field(ge=0, le=_LARGEST)] = 0
     min_reuse_ratio: float = Field(default=0.0, ge=0.0, le=1.0)
-    max_hold_ms: NonNegativeFloat = 1000.0
-    yield_chunk_tokens: NonNegativeInt = 0
+    max_hold_ms: float = Field(default=1000.0, ge=0.0, le=_LARGEST)
+    yield_chunk_tokens: Annotated[int, Field(ge=0, le=_LARGEST)] = 0
     merge_below: float = Field(default=0.0, ge=0.0, le=1.0)
     evict_above: float = Field(default=0.0, ge=0.0, le=1.0)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _numbers(cls, value: Any) -> Any:
+        if isinstance(value, dict):
+            for name, given in value.items():
+                if isinstance(given, bool):
+                    raise ValueError(f"{name} is a number; 0 turns it off")
+        return value
 
     @property
     def off(self) -> bool:

@@ -110,8 +110,8 @@ class Space(Document):
     def _flat(cls, value: Any) -> Any:
         if isinstance(value, dict) and "knobs" not in value:
             rest = dict(value)
-            budget = rest.pop("reuse_budget", None) or {}
-            return {"knobs": rest, "reuse_budget": budget}
+            budget = rest.pop("reuse_budget", None)
+            return {"knobs": rest, "reuse_budget": {} if budget is None else budget}
         return value
 
     @model_validator(mode="after")
@@ -119,6 +119,9 @@ class Space(Document):
         for name in self.reuse_budget:
             if name not in BUDGET_KNOBS:
                 raise ValueError(f"reuse_budget has no knob {name!r}; it has {', '.join(BUDGET_KNOBS)}")
+            given = self.reuse_budget[name]
+            if isinstance(given, list) and any(isinstance(v, bool | str) for v in given):
+                raise ValueError(f"reuse_budget.{name} takes numbers; 0 turns it off")
         if not self.knobs and not self.reuse_budget:
             raise ValueError(f"the space is empty: give at least {CHUNK_KNOB}")
         return self
@@ -215,6 +218,8 @@ class Objective(Document):
     def _one_or_two(self) -> Objective:
         if not 1 <= len(self.metrics) <= 2:
             raise ValueError("name one or two metrics to minimize or maximize")
+        if len(set(self.metrics)) < len(self.metrics):
+            raise ValueError(f"{self.metrics[0]} is named twice; name two different metrics, or one")
         for path in self.metrics:
             _known_metric(path)
         return self

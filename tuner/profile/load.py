@@ -126,7 +126,8 @@ def ready_profiles() -> list[str]:
 
 def _explain(error: ValidationError, value: Mapping[str, Any], lines: Mapping[Any, int], source: str) -> ProfileError:
     sentences = []
-    for item in _of_the_closest_branch(error):
+    items = _of_the_closest_branch(error)
+    for item in items:
         path = _path_in_file(item["loc"], value)
         line = line_of(path, dict(lines))
         where = f"{source}, line {line}" if line else source
@@ -138,7 +139,12 @@ def _explain(error: ValidationError, value: Mapping[str, Any], lines: Mapping[An
         elif item["type"] in ("union_tag_invalid", "union_tag_not_found"):
             sentences.append(f"{where}: {dotted}.kind is one of {', '.join(_WORKLOADS)}")
         else:
+            beside = {i["type"] for i in items if i["loc"][:-1] == item["loc"][:-1]}
             message = item["msg"].removeprefix("Value error, ")
+            if beside >= {"list_type", "model_type"}:
+                message = "has to be a list of values, or a range with low and high"
+            if beside >= _SCALAR_TYPES:
+                message = "has to be a finite number" if "finite_number" in beside else _A_SCALAR
             sentences.append(f"{where}: {message}" if dotted == "the profile" else f"{where}: {dotted}: {message}")
     return ProfileError("\n  ".join(dict.fromkeys(sentences)))
 
@@ -146,8 +152,14 @@ def _explain(error: ValidationError, value: Mapping[str, Any], lines: Mapping[An
 def _of_the_closest_branch(error: ValidationError) -> list[ErrorDetails]:
     """A knob may be a list or a range; only the complaints about what was meant help."""
     items = error.errors(include_url=False)
-    wrong_kind = [i for i in items if any("[" in str(part) for part in i["loc"]) and i["type"] == "list_type"]
+    kinds = ("list_type", "model_type")
+    wrong_kind = [i for i in items if "[" in str(i["loc"][-1:]) and i["type"] in kinds]
     return [i for i in items if i not in wrong_kind] or items
+
+
+_SCALAR_TYPES = {"bool_type", "string_type"}
+"""What pydantic complains of together where a value is none of a knob's kinds."""
+_A_SCALAR = "has to be a number, a word, true or false"
 
 
 def _path_in_file(loc: tuple[int | str, ...], value: Any) -> tuple[str | int, ...]:
@@ -155,7 +167,7 @@ def _path_in_file(loc: tuple[int | str, ...], value: Any) -> tuple[str | int, ..
     path: list[str | int] = []
     for position, part in enumerate(loc):
         last = position == len(loc) - 1
-        if isinstance(value, Mapping) and (part in value or (last and part not in _WORKLOADS)):
+        if isinstance(value, Mapping) and (part in value or (last and part not in _WORKLOADS and "[" not in str(part))):
             value = value.get(part)
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
             value = value[part]

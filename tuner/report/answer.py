@@ -177,6 +177,10 @@ def _no_winner(path: str, summary: Summary, trials: Sequence[Trial], baseline: T
         worst, _ = causes.most_common(1)[0]
         told = f"No answer: none of {_count(len(failed), 'trial')} could be measured, most often because of {worst}."
         return Answer("nothing_measured", told, path, None, baseline)
+    if all(t.median is not None and metric(t.median, path) is None for t in measured):
+        why = next((r for name, r, _ in unmeasured(measured) if name == path.partition(".")[0]), "")
+        told = f"No answer: {path}, which is optimized, could be measured in none of {_count(len(measured), 'trial')}"
+        return Answer("nothing_measured", f"{told}{f': {why}' if why else ''}.", path, None, baseline)
     searched = [t for t in measured if t.role in ("candidate", "final")]
     if searched and all(t.violations for t in searched):
         broken = Counter(v.partition(":")[0] for t in searched for v in t.violations)

@@ -3,9 +3,12 @@
 import re
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from tuner.domain.candidate import ReuseBudget
 from tuner.domain.profile import is_secret_name
 from tuner.domain.workload import SharedPrefixWorkload
 from tuner.errors import ProfileError, UsageError
@@ -104,6 +107,34 @@ def test_what_could_not_be_written_down_is_refused(extra: str, says: str) -> Non
 def test_more_requests_at_a_time_than_any_machine_bears_are_refused() -> None:
     with pytest.raises(ProfileError, match="concurrency"):
         parse_profile(BASE.replace("concurrency: 32", "concurrency: 5000000"))
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("space.reuse_budget={min_reuse_ratio: [.inf]}", "min_reuse_ratio.0: has to be a finite number"),
+        ("space.reuse_budget={min_reuse_ratio: [[1]]}", "min_reuse_ratio.0: has to be a number, a word, true or false"),
+        ("space.reuse_budget={max_cached_blocks: {low: 5, high: 1}}", "max_cached_blocks: low (5) is above high (1)"),
+        ("space.reuse_budget={yield_chunk_tokens: [true]}", "reuse_budget.yield_chunk_tokens takes numbers"),
+        ("space.reuse_budget={yield_chunk_tokens: [many]}", "reuse_budget.yield_chunk_tokens takes numbers"),
+        ("space.reuse_budget=[]", "space.reuse_budget: Input should be a valid dictionary"),
+        ("space.max_num_batched_tokens=5", "has to be a list of values, or a range with low and high"),
+        ("objective={minimize: [itl_ms.p99], maximize: [itl_ms.p99]}", "itl_ms.p99 is named twice"),
+    ],
+)
+def test_one_fault_is_one_sentence_without_pydantic_s_words(override: str, says: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        load_profile("quick", [override])
+    assert says in caught.value.message
+    assert len(caught.value.message.splitlines()) == 1
+    assert "function-after" not in caught.value.message
+    assert "KnobRange" not in caught.value.message
+
+
+@pytest.mark.parametrize("bad", [{"max_cached_blocks": True}, {"max_cached_blocks": 10**18}, {"max_hold_ms": 1e308}])
+def test_a_budget_that_no_plug_in_could_mean_is_refused(bad: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        ReuseBudget.model_validate(bad)
 
 
 @pytest.mark.parametrize(

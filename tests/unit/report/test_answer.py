@@ -78,6 +78,18 @@ def test_a_broken_limit_in_words(violation: str, said: str) -> None:
     assert limit_text(violation) == said
 
 
+def test_an_objective_that_was_never_measured_is_named() -> None:
+    data = studies.normal()
+    profile = {**data.study.profile, "objective": {"minimize": "ttft_uncached_ms.p90"}}
+    study = data.study.model_copy(update={"profile": profile})
+    said = answer(study, data.summary.model_copy(update={"best": None}), data.trials)
+    assert said.kind == "nothing_measured"
+    assert said.sentence == (
+        "No answer: ttft_uncached_ms.p90, which is optimized, could be measured in none of 14 trials: no measured "
+        "prompt was less than half cached."
+    )
+
+
 def test_a_study_that_was_interrupted_at_once_is_unfinished() -> None:
     data = studies.failures_only()
     interrupted = [data.trials[0].model_copy(update={"state": "interrupted", "cause": None})]
