@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -28,7 +29,7 @@ _CPU_BLOCK = 32
 async def judge_engine(choice: EngineChoice, profile: Profile) -> tuple[list[Line], InstalledEngine | None]:
     """What would be launched, whether it has the profile's options, and whether the plug-in loads there."""
     if choice.simulated:
-        return [*_simulated(choice), judge_pretended(profile, choice.pretended_gpus)], None
+        return [*_simulated(choice), judge_pretended(profile, _pretended_gpus(choice))], None
     env = {**choice.env, **profile.engine.env}
     try:
         installed = await inspect_installed(choice.launcher, env)
@@ -57,6 +58,11 @@ def _simulated(choice: EngineChoice) -> list[Line]:
     else:
         lines.append(ok("simulated engine", "its cost tables (aiconfigurator-core) are installed"))
     return lines
+
+
+def _pretended_gpus(choice: EngineChoice) -> int | None:
+    count = json.loads(choice.env["CHUNKTUNE_SIM"]).get("count")
+    return count if isinstance(count, int) else None
 
 
 def _version(choice: EngineChoice, installed: InstalledEngine) -> Line:

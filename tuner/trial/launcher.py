@@ -32,12 +32,6 @@ class EngineChoice:
         return self.kind == "sim"
 
     @property
-    def pretended_gpus(self) -> int | None:
-        """GPUs of the machine that the simulated engine pretends to run on; None: as many as it is asked for."""
-        count = json.loads(self.env.get("CHUNKTUNE_SIM", "{}")).get("count")
-        return count if isinstance(count, int) else None
-
-    @property
     def sentence(self) -> str:
         """The first line that a command says."""
         what = "SIMULATED engine" if self.simulated else f"engine: {shlex.join(self.launcher)}"
