@@ -13,6 +13,8 @@ _HEADING = re.compile(r"^#+\s+(.*)$")
 _COMMENT = re.compile(r"^<!--\s*(.*?)\s*-->$")
 _EXITS = re.compile(r"exits (\d+)")
 GPU = "on a gpu node"
+PORT = "8123"
+"""The port of every server that a page starts; whoever runs the page puts a free one in its place."""
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from tests.docs.commands import command_blocks, pages
+from tests.docs.commands import PORT, command_blocks, pages
+from tuner.engine.launch import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 600
@@ -27,22 +30,26 @@ def workplace(tmp_path: Path) -> Path:
 
 def run(script: str, cwd: Path) -> tuple[int, str]:
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "NO_COLOR": "1"}
-    process = subprocess.Popen(
-        ["bash", "-euo", "pipefail", "-c", script],
-        cwd=cwd,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        output, _ = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        return -1, f"{output}\n(not done after {LIMIT_S} s)"
-    return process.returncode, output
+    with tempfile.TemporaryFile("w+", errors="replace") as output:
+        process = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=cwd,
+            env=environment,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code, remark = process.wait(timeout=LIMIT_S), ""
+        except subprocess.TimeoutExpired:
+            code, remark = -1, f"\n(not done after {LIMIT_S} s)"
+        finally:
+            # Also a server that a block left behind, because a command after it failed.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(timeout=10)
+        output.seek(0)
+        return code, output.read() + remark
 
 
 @pytest.mark.parametrize("page", pages(ROOT), ids=lambda p: p.name)
@@ -52,5 +59,5 @@ def test_commands_do_what_the_page_says(page: Path, workplace: Path) -> None:
     if not runnable:
         pytest.skip(f"no command to run: {'; '.join(sorted({b.skip for b in blocks})) or 'no commands'}")
     for block in runnable:
-        code, output = run(block.script, workplace)
+        code, output = run(block.script.replace(PORT, str(free_port())), workplace)
         assert code == block.exits, f"{page.name}, line {block.line}: exit {code}\n{block.script}\n\n{output[-3000:]}"

@@ -6,6 +6,7 @@ or aiohttp.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -45,8 +46,20 @@ def _root(
     """Finds the chunked-prefill and prefix-reuse settings of `vllm serve` with the lowest, steadiest TTFT."""
 
 
-for command in (sweep, freeze, regress, bench, compare, report, doctor, serve):
-    app.command()(with_exit_code(command))
+_COMMANDS: dict[Callable[..., int], str] = {
+    sweep: "Measure candidates, find the best configuration and freeze it.",
+    freeze: "Write a study's winner as JSON, YAML or a command line.",
+    regress: "Measure a frozen configuration again and judge it.",
+    bench: "Measure a running server under the load of a profile.",
+    compare: "Say whether one of two servers or configurations is worse.",
+    report: "Write a study as one self-contained HTML file.",
+    doctor: "Say what would make a sweep fail or lie, and the mend.",
+    serve: "Become `vllm serve` on a frozen configuration.",
+}
+"""In the order of the help, each with a line that fits into 80 columns there."""
+
+for command, line in _COMMANDS.items():
+    app.command(short_help=line)(with_exit_code(command))
 
 
 def main() -> None:

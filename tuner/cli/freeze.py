@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli.studies import StudiesOption, StudyArgument, check_output, find_study
+
 if TYPE_CHECKING:
     from tuner.domain.frozen import Frozen
     from tuner.trial.artifacts import StudyRecord
@@ -23,11 +25,10 @@ class Format(enum.StrEnum):
 
 
 def freeze(
-    study_dir: Annotated[
-        Path | None, typer.Argument(help="Folder of a study; by default the newest below --out.", show_default=False)
-    ] = None,
+    study_dir: StudyArgument = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; stdout without it.", show_default=False)
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="The file to write. Default: stdout.", show_default=False),
     ] = None,
     format_: Annotated[
         Format,
@@ -41,14 +42,14 @@ def freeze(
     allow_simulated: Annotated[
         bool, typer.Option("--allow-simulated", help="Freeze a result of the simulated engine too.")
     ] = False,
-    out: Annotated[Path, typer.Option("--out", help="Where studies are.")] = Path("results"),
+    out: StudiesOption = Path("results"),
     json_: Annotated[bool, typer.Option("--json", help="Print the frozen document on stdout, whatever else.")] = False,
 ) -> int:
     """Write the winner of a study as a frozen configuration: JSON, YAML for vLLM, or a command line."""
     from tuner.freeze import to_args, to_json, to_yaml
-    from tuner.trial.artifacts import newest_study, read_study
+    from tuner.trial.artifacts import read_study
 
-    record = read_study(study_dir if study_dir is not None else newest_study(out))
+    record = read_study(find_study(study_dir, out))
     if study_dir is None:
         _say(f"study: {record.directory}")
     frozen = frozen_of(record, trial)
@@ -126,8 +127,7 @@ def write_export(path: Path, text: str) -> None:
     from tuner.files import write_whole
 
     verb = "wrote"
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", "Name a file.")
+    check_output(path, "frozen.json")
     if path.is_file():
         if not _is_ours(path):
             raise UsageError(f"{path} exists and was not written by chunktune", "Remove it, or name another file.")

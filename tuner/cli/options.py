@@ -21,7 +21,10 @@ MAX_SEED = 2**32 - 1
 """What NumPy's generators take."""
 
 ProfileArgument = Annotated[
-    str | None, typer.Argument(help="A profile: a path, or a name in profiles/. Default: default.", show_default=False)
+    str | None,
+    typer.Argument(
+        metavar="PROFILE", help="A profile: a path, or a name in profiles/. Default: default.", show_default=False
+    ),
 ]
 EngineOption = Annotated[
     Engine, typer.Option("--engine", help="auto takes vllm where it and an NVIDIA GPU are there, else sim.")

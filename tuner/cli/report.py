@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tuner.cli.studies import StudiesOption, StudyArgument, check_output, find_study
 from tuner.errors import ChunktuneError, UsageError
 
 if TYPE_CHECKING:
@@ -17,25 +18,28 @@ if TYPE_CHECKING:
 
 
 def report(
-    study_dir: Annotated[
-        Path | None,
-        typer.Argument(metavar="STUDY_DIR", help="Folder of a study. Default: the newest under results/."),
-    ] = None,
+    study_dir: StudyArgument = None,
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help="Where to write. Default: STUDY_DIR/report.html."),
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            help="The file to write. Default: report.html in the study's folder.",
+            show_default=False,
+        ),
     ] = None,
+    out: StudiesOption = Path("results"),
 ) -> int:
     """Write one self-contained HTML file about a study; it opens offline and prints."""
     from tuner.files import refuse_foreign, write_whole
     from tuner.report.html import render
-    from tuner.trial.artifacts import newest_study, read_study
+    from tuner.trial.artifacts import read_study
 
-    directory = study_dir or newest_study(Path("results"))
+    directory = find_study(study_dir, out)
     record = read_study(directory)
     path = output or directory / "report.html"
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", f"Name a file, such as {path / 'report.html'}.")
+    check_output(path, "report.html")
     page = render(collect(record))
     try:
         refuse_foreign(path, b"chunktune report")

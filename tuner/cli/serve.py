@@ -17,9 +17,10 @@ from tuner.cli.regress import choose_for, say
 
 
 def serve(
-    frozen: Annotated[Path, typer.Argument(help="A frozen.json.")],
+    frozen: Annotated[Path, typer.Argument(metavar="FROZEN", help="A frozen.json.")],
     extra: Annotated[
-        list[str] | None, typer.Argument(help="After `--`: more arguments for `vllm serve`, such as --port 8000.")
+        list[str] | None,
+        typer.Argument(metavar="-- ARGS", help="More arguments for `vllm serve`, such as --port 8000."),
     ] = None,
     vllm: VllmOption = None,
     allow_simulated: Annotated[

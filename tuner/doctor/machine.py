@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuner.doctor.line import Line, ok, warning, wrong
+from tuner.doctor.ranks import judge_pretended, judge_visible
 from tuner.domain.profile import Profile
 from tuner.engine.installed import InstalledEngine, ask, check_options, inspect_installed
 from tuner.engine.launch import plugin_folder
@@ -27,7 +29,7 @@ _CPU_BLOCK = 32
 async def judge_engine(choice: EngineChoice, profile: Profile) -> tuple[list[Line], InstalledEngine | None]:
     """What would be launched, whether it has the profile's options, and whether the plug-in loads there."""
     if choice.simulated:
-        return _simulated(choice), None
+        return [*_simulated(choice), judge_pretended(profile, _pretended_gpus(choice))], None
     env = {**choice.env, **profile.engine.env}
     try:
         installed = await inspect_installed(choice.launcher, env)
@@ -56,6 +58,11 @@ def _simulated(choice: EngineChoice) -> list[Line]:
     else:
         lines.append(ok("simulated engine", "its cost tables (aiconfigurator-core) are installed"))
     return lines
+
+
+def _pretended_gpus(choice: EngineChoice) -> int | None:
+    count = json.loads(choice.env["CHUNKTUNE_SIM"]).get("count")
+    return count if isinstance(count, int) else None
 
 
 def _version(choice: EngineChoice, installed: InstalledEngine) -> Line:
@@ -142,9 +149,10 @@ def interpreter_of(launcher: Sequence[str], env: Mapping[str, str]) -> str | Non
 
 def judge_devices(facts: DeviceFacts, profile: Profile, *, needed: bool) -> list[Line]:
     """GPUs, driver, NVML, other tenants and free memory. Pure. `needed`: an engine will want them."""
+    names = ", ".join(f"{d.name} ({d.memory_bytes / _GIB:.0f} GiB)" for d in facts.devices)
+    if not needed:
+        return [ok("gpu", f"none is needed here ({names or facts.reason or 'none found'})")]
     if not facts.devices:
-        if not needed:
-            return [ok("gpu", f"none is needed here ({facts.reason or 'none found'})")]
         return [
             wrong(
                 "gpu",
@@ -152,28 +160,11 @@ def judge_devices(facts: DeviceFacts, profile: Profile, *, needed: bool) -> list
                 "Check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES; or take --engine sim.",
             )
         ]
-    names = ", ".join(f"{d.name} ({d.memory_bytes / _GIB:.0f} GiB)" for d in facts.devices)
     lines = [ok("gpu", names), ok("nvml", f"answers; driver {facts.driver_version or 'unknown'}")]
-    lines.append(_enough_devices(facts, profile))
+    lines.append(judge_visible(profile, len(facts.devices)))
     lines.append(_tenants(facts))
     lines.append(_free_memory(facts, profile))
     return lines
-
-
-def _whole(profile: Profile, key: str) -> int:
-    value = profile.engine.args.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else 1
-
-
-def _enough_devices(facts: DeviceFacts, profile: Profile) -> Line:
-    wanted = _whole(profile, "tensor_parallel_size") * _whole(profile, "pipeline_parallel_size")
-    if wanted > len(facts.devices):
-        return wrong(
-            "gpu count",
-            f"the profile spreads the model over {wanted} GPUs, {len(facts.devices)} are visible",
-            "Lower engine.args.tensor_parallel_size, or check CUDA_VISIBLE_DEVICES.",
-        )
-    return ok("gpu count", f"{wanted} of {len(facts.devices)} needed")
 
 
 def _tenants(facts: DeviceFacts) -> Line:

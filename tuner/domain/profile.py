@@ -24,7 +24,7 @@ class Hardware(Document):
     gpu: str = "h100_sxm"
     """System name of aiconfigurator-core."""
     count: PositiveInt = 1
-    """GPUs."""
+    """GPUs, at least as many as `tensor_parallel_size` asks for."""
     cost_model: str | None = None
     """The name under which aiconfigurator-core knows the model; the profile's model when null."""
 

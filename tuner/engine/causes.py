@@ -72,6 +72,11 @@ CAUSES: Final[dict[str, Cause]] = {
     "unsupported_gpu": Cause(
         "the GPUs of this machine do not fit", "Check the driver, the GPU's capability, dtype and tensor_parallel_size."
     ),
+    "too_few_gpus": Cause(
+        "the engine is spread over more GPUs than there are",
+        "Lower engine.args.tensor_parallel_size, or check CUDA_VISIBLE_DEVICES; on the simulated engine raise "
+        "hardware.count.",
+    ),
     "plugin_failed": Cause(
         "the scheduler plug-in could not be loaded in the engine",
         "Leave reuse_budget out of the space, or install a vLLM version that the plug-in knows.",
@@ -181,9 +186,14 @@ SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
             r"no CUDA GPUs are available",
             r"found no NVIDIA driver",
             r"CUDA driver version is insufficient",
-            r"world size \(?\d+\)? is larger than the number of available",
             r"not supported on .*compute capability",
             r"minimum capability: \d+",
+        ),
+    ),
+    (
+        "too_few_gpus",
+        _any(
+            r"world size \(?\d+\)? is larger than the number of available",
             r"device count .* less than .*world size",
         ),
     ),

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tuner.domain.outcome import Diagnosis
 from tuner.engine.causes import CAUSES, CHUNK_BOUND, SIGNS, WRAPPERS
-from tuner.engine.logs import LoggedException, LogLine, clean_all, exceptions, last_words, since_ready
+from tuner.engine.logs import LoggedException, LogLine, clean_all, continuation, exceptions, last_words, since_ready
 
 __all__ = ["CAUSES", "cause", "diagnose"]
 
@@ -17,9 +17,10 @@ Phase = Literal["start", "load"]
 
 _USAGE = re.compile(r"^\S+(?: \w+)?: error: (?P<what>.*)$")
 _UNKNOWN_ARGUMENTS = re.compile(r"^(?:unrecognized arguments?|no such option|ambiguous option):? (?P<words>.*)$")
+_PYDANTIC_HEAD = r"\d+ validation errors? for \w+"
 _PYDANTIC = re.compile(
-    r"(?P<head>\d+ validation errors? for \w+)\s+(?:(?P<field>(?!Value error|Assertion failed)\w+)\s+)?"
-    r"(?:Value error, |Assertion failed, )?(?P<body>.*?)\s*\[type=",
+    rf"{_PYDANTIC_HEAD}\n(?:(?P<field>[\w.]+)\n)?\s*"
+    r"(?:Value error, |Assertion failed, )?(?P<body>\S.*?)\s*(?:\[type=|\Z)",
     re.DOTALL,
 )
 _LONGEST = 500
@@ -93,9 +94,16 @@ def _known(texts: Sequence[str]) -> Diagnosis | None:
 
 def _error_texts(lines: Sequence[LogLine]) -> list[str]:
     """What was logged as an error, and what no logger wrote near the end: some failures raise nothing."""
-    logged = [line.text for line in lines if line.level in ("ERROR", "CRITICAL")]
-    raw = [line.text for line in lines[-60:] if line.level == "" and not line.text.startswith("  ")]
+    logged = [_whole(lines, at) for at, line in enumerate(lines) if line.level in ("ERROR", "CRITICAL")]
+    last = lines[-60:]
+    raw = [_whole(last, at) for at, line in enumerate(last) if line.level == "" and not line.text.startswith("  ")]
     return [text for text in logged + raw if not WRAPPERS.search(text)]
+
+
+def _whole(lines: Sequence[LogLine], at: int) -> str:
+    """A line; the first one of pydantic's names only the class, the reason stands below it."""
+    text = lines[at].text
+    return "\n".join([text, *continuation(lines, at)]) if re.search(f"{_PYDANTIC_HEAD}$", text) else text
 
 
 def _readable(error: LoggedException) -> str:
@@ -103,12 +111,11 @@ def _readable(error: LoggedException) -> str:
 
 
 def _sentence(text: str) -> str:
-    """pydantic's dump of its input is noise, its 'Value error' is the message."""
+    """Of pydantic's several lines the reason: the class in front and the dump of the input behind are noise."""
     match = _PYDANTIC.search(text)
     if match is None:
         return text
-    field = f"{match['field']}: " if match["field"] else ""
-    return f"{match['head']}: {field}{match['body']}"
+    return f"{match['field']}: {match['body']}" if match["field"] else match["body"]
 
 
 def _trim(text: str) -> str:

@@ -70,13 +70,14 @@ def exceptions(lines: Sequence[LogLine]) -> list[LoggedException]:
             continue
         match = _EXCEPTION.match(line.text)
         if match is not None:
-            rest = _continuation(lines, at)
+            rest = continuation(lines, at)
             text = "\n".join([match["text"] or "", *rest]).strip()
             found.append(LoggedException(match["type"].rpartition(".")[2], text, line.process))
     return found
 
 
-def _continuation(lines: Sequence[LogLine], at: int) -> list[str]:
+def continuation(lines: Sequence[LogLine], at: int) -> list[str]:
+    """What the lines behind `at` add to its sentence, as far as they are of the same record."""
     rest: list[str] = []
     first = lines[at]
     for line in lines[at + 1 : at + 1 + _CONTINUES]:

@@ -32,6 +32,7 @@ POLICIES: Final[dict[str, Policy]] = {
     "unsupported_model": "fatal",
     "missing_tokenizer": "fatal",
     "unsupported_gpu": "fatal",
+    "too_few_gpus": "fatal",
     "plugin_failed": "fatal",
     "auth": "fatal",
     "no_chat_template": "load",

@@ -30,10 +30,14 @@ def to_json(frozen: Frozen) -> str:
 
 
 def to_args(frozen: Frozen) -> str:
-    """One shell-quoted command line, without host and port."""
-    words = serve_command(
-        launcher_of(frozen.command), served_model(frozen.command, frozen.model), frozen.engine_args, frozen.reuse_budget
-    )
+    """One shell-quoted command line, without host and port.
+
+    Of a simulated result it is the line for the node that it plans: `chunktune serve` alone starts the simulated
+    engine, which needs to be told what to pretend.
+    """
+    launcher = ("vllm",) if frozen.simulated else launcher_of(frozen.command)
+    model = served_model(frozen.command, frozen.model)
+    words = serve_command(launcher, model, frozen.engine_args, frozen.reuse_budget)
     return shlex.join(words) + "\n"
 
 

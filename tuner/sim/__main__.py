@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         return log.wrong_settings(error)
     except ConfigError as error:
-        log.plain(f"1 validation error for VllmConfig\n  Value error, {error} [type=value_error]")
+        log.refused(error)
         return 1
     except StartError as error:
         log.engine("ERROR", "EngineCore failed to start.")
@@ -73,6 +73,11 @@ class _Log:
         """The hardware or its cost model, said like an option that the command line does not take; the exit code."""
         self.plain(f"vllm serve: error: {' '.join(str(error).split())}")
         return 1
+
+    def refused(self, error: ConfigError) -> None:
+        """The end of the traceback that pydantic leaves of options that contradict each other."""
+        self.plain("pydantic_core._pydantic_core.ValidationError: 1 validation error for VllmConfig")
+        self.plain(f"  Value error, {error} [type=value_error, input_value=ArgsKwargs(()), input_type=ArgsKwargs]")
 
     def plain(self, text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201

@@ -119,7 +119,8 @@ def make_plan(options: argparse.Namespace, hardware: Hardware) -> Plan:
     if hardware.count is not None and tp > hardware.count:
         raise ConfigError(
             f"World size ({tp}) is larger than the number of available GPUs ({hardware.count}) in this node. "
-            "If this is intentional and you are using:"
+            "If this is intentional and you are using:\n- ray, set '--distributed-executor-backend ray'.\n"
+            "- multiprocessing, set '--nnodes' appropriately."
         )
     cost_model = cost_model_name(hardware.cost_model or options.model)
     derived = max_position_embeddings(cost_model)

@@ -1,9 +1,19 @@
 """The command line stays light: heavy packages wait until a command runs."""
 
+import os
 import subprocess
 import sys
 
 HEAVY = {"numpy", "scipy", "optuna", "aiohttp", "plotly", "pynvml", "aiconfigurator_core", "yaml", "psutil"}
+
+
+def test_the_list_of_commands_is_whole_in_80_columns() -> None:
+    environment = {**os.environ, "COLUMNS": "80"}
+    command = [sys.executable, "-m", "tuner", "--help"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60, env=environment)
+    listed = done.stdout.partition("Commands:\n")[2].splitlines()
+    assert len(listed) == 8
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
 
 
 def test_help_imports_nothing_heavy() -> None:

@@ -124,6 +124,16 @@ def test_json_of_this_machine(tmp_path: Path) -> None:
     assert "verysecret" not in out + err
 
 
+def test_more_ranks_than_the_simulated_machine_has_gpus(tmp_path: Path) -> None:
+    words = ["llama-8b", "--engine", "sim", "--json", "--out", str(tmp_path)]
+    code, out, _ = run(*words, "--set", "engine.args.tensor_parallel_size=2")
+    line = next(line for line in json.loads(out) if line["check"] == "gpu count")
+    assert (code, line["status"]) == (3, "wrong")
+    code, out, _ = run(*words, "--set", "engine.args.tensor_parallel_size=2", "--set", "hardware.count=2")
+    line = next(line for line in json.loads(out) if line["check"] == "gpu count")
+    assert line["status"] == "ok"
+
+
 def test_a_vllm_that_lacks_an_option_and_the_plug_in(tmp_path: Path) -> None:
     script = json.dumps({"unknown_options": ["max-num-seqs"]})
     code, out, _ = run("--vllm", str(FAKE), "--json", "--out", str(tmp_path), FAKE_VLLM=script)

@@ -39,6 +39,11 @@ def test_no_device_is_wrong_only_where_one_is_needed() -> None:
     assert "Not Found" in found.message
 
 
+def test_devices_that_nothing_will_use_are_not_judged() -> None:
+    facts = DeviceFacts([device(80 * GIB)], "570.1")
+    assert [line.status for line in judge_devices(facts, profile(), needed=False)] == ["ok"]
+
+
 def test_tenants_and_the_memory_they_hold() -> None:
     facts = DeviceFacts([device(40 * GIB, Tenant(4711, 40 * GIB), Tenant(5, None))], "570.1")
     lines = by_check(judge_devices(facts, profile(), needed=True))

@@ -44,7 +44,7 @@ TABLE: dict[str, tuple[Phase, int | None, str, str]] = {
     "unsupported_gpu_dtype": ("start", 1, "unsupported_gpu", "Tesla T4"),
     "unsupported_gpu_kernel": ("start", 1, "unsupported_gpu", "no kernel image"),
     "unsupported_model": ("start", 1, "unsupported_model", "FooForCausalLM"),
-    "world_size_too_large": ("start", 1, "unsupported_gpu", "World size (4)"),
+    "world_size_too_large": ("start", 1, "too_few_gpus", ": World size (4)"),
 }
 
 
@@ -109,6 +109,33 @@ def test_the_next_record_is_no_part_of_the_message() -> None:
         f"{prefix} [multiproc_executor.py:315] Worker proc VllmWorker-0 died unexpectedly",
     ]
     assert diagnose(text, 1, phase="start").message.endswith("ValueError: the flange is bent in two places")
+
+
+PYDANTIC = "1 validation error for VllmConfig"
+REFUSED = (
+    "  Value error, World size (2) is larger than the number of available GPUs ({}) [type=value_error, input_value=A]"
+)
+
+
+@pytest.mark.parametrize("head", ["", "pydantic_core._pydantic_core.ValidationError: "])
+@pytest.mark.parametrize("prefix", ["", "(APIServer pid=9) ", "(APIServer pid=9) ERROR 11-29 10:54:19 [core.py:1510] "])
+@pytest.mark.parametrize(
+    ("below", "code", "reason"),
+    [
+        ([REFUSED.format(1)], "too_few_gpus", "World size (2) is larger than the number of available GPUs (1)"),
+        (["  Value error, sixes and sevens [type=value_error]"], "invalid_combination", "sixes and sevens"),
+        (["  Value error, sixes", "- and", "- sevens [type=x]"], "invalid_combination", "sixes - and - sevens"),
+        (["seqs", "  Input should be above 0 [type=x]"], "invalid_combination", "seqs: Input should be above 0"),
+        (["  Value error, cut off"], "invalid_combination", "cut off"),
+    ],
+)  # fmt: skip
+def test_pydantic_s_reason_stands_below_its_first_line(
+    head: str, prefix: str, below: list[str], code: str, reason: str
+) -> None:
+    text = [f"{prefix}{line}" for line in (f"{head}{PYDANTIC}", *below)]
+    diagnosis = diagnose(text, 1, phase="start")
+    assert diagnosis.code == code
+    assert diagnosis.message == f"{CAUSES[code].sentence}: {reason}"
 
 
 def test_a_live_api_server_before_a_dead_engine_is_said() -> None:

@@ -77,6 +77,15 @@ def test_a_simulated_yaml_says_so_first() -> None:
     assert to_yaml(frozen).startswith("# SIMULATED")
 
 
+def test_the_command_line_of_a_simulated_result_is_for_the_real_node() -> None:
+    frozen = frozen_with({"max_num_seqs": 8})
+    here = frozen.model_copy(update={"command": ["/opt/vllm", *frozen.command[1:]]})
+    assert to_args(here) == "/opt/vllm serve org/model --max-num-seqs 8\n"
+    command = ["/usr/bin/python3", "-m", "tuner.sim", *frozen.command[1:]]
+    planned = frozen.model_copy(update={"simulated": True, "command": command})
+    assert to_args(planned) == "vllm serve org/model --max-num-seqs 8\n"
+
+
 NAMES = st.from_regex(r"[a-z]{2,8}(_[a-z]{2,6}){0,3}", fullmatch=True).filter(lambda n: not n.startswith("no_"))
 VALUES = st.one_of(
     st.integers(min_value=0, max_value=10**7),

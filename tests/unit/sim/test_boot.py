@@ -2,8 +2,10 @@
 
 import pytest
 
+from tuner.engine.diagnosis import diagnose
 from tuner.errors import UsageError
 from tuner.scheduler.decisions import Budget
+from tuner.sim.__main__ import main
 from tuner.sim.boot import ConfigError, Hardware, Plan, StartError, make_plan
 from tuner.sim.cost import LinearCost, MeasuredCost, StepShape
 from tuner.sim.options import parse_serve
@@ -56,6 +58,23 @@ def test_options_that_contradict_each_other_do_not_start(argv: list[str], says: 
 def test_more_gpus_than_there_are() -> None:
     with pytest.raises(ConfigError, match="larger than the number of available GPUs"):
         plan(count=2)
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "reason"),
+    [
+        (["-tp", "2"], "too_few_gpus", "World size (2) is larger than the number of available GPUs (1)"),
+        (["--max-num-seqs", "128", "--max-num-batched-tokens", "64"], "invalid_combination", "max_num_seqs (128)"),
+    ],
+)
+def test_a_refusal_is_told_as_vllm_tells_it(
+    argv: list[str], code: str, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("CHUNKTUNE_SIM", '{"count": 1}')
+    assert main(["serve", MODEL, *argv]) == 1
+    diagnosis = diagnose(capsys.readouterr().err.splitlines(), 1, phase="start")
+    assert diagnosis.code == code
+    assert reason in diagnosis.message
 
 
 def test_a_pool_that_cannot_hold_one_sequence_does_not_start() -> None:
