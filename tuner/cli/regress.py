@@ -54,13 +54,19 @@ def regress(
         int, typer.Option("--looks", min=1, help="Looks at most: a suspicion is answered with more fresh starts.")
     ] = 3,
     control: Annotated[
-        Control, typer.Option("--control", help="Run the stock configuration too: auto does when there is a suspicion.")
+        Control,
+        typer.Option("--control", help="Run the stock configuration too: auto does on a suspicion and for --rebase."),
     ] = Control.auto,
     allow_different: Annotated[
         bool, typer.Option("--allow-different", help="Judge even on another GPU or engine.")
     ] = False,
     rebase: Annotated[
-        Path | None, typer.Option("--rebase", metavar="FILE", help="Write tonight as the new baseline; keeps the old.")
+        Path | None,
+        typer.Option(
+            "--rebase",
+            metavar="FILE",
+            help="Write tonight as the new baseline; keeps the old. 12 starts, and 12 of the stock configuration.",
+        ),
     ] = None,
     engine: EngineOption = Engine.auto,
     vllm: VllmOption = None,
@@ -102,7 +108,7 @@ def regress(
     request = NightRequest(
         frozen=document,
         choice=choice,
-        plan=NightPlan(planned, rules, "always" if rebase is not None else control.value, nights),
+        plan=NightPlan(planned, rules, control.value, nights, rebase=rebase is not None),
         folder=out / "nights" / f"{frozen.stem}-{SYSTEM_CLOCK.now():%Y%m%dT%H%M%S}",
         seed=secrets.randbits(32) if seed is None else seed,
         allow_different=allow_different,
@@ -200,12 +206,18 @@ def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | 
 
 def _rebase(result: NightResult, path: Path) -> None:
     from tuner.clock import SYSTEM_CLOCK
+    from tuner.domain.units import counted
     from tuner.freeze import save_frozen
     from tuner.regress.rebase import rebased
 
     verb = "replaced" if path.exists() else "wrote"
     save_frozen(path, rebased(result, SYSTEM_CLOCK.now().isoformat(timespec="seconds")))
-    say(f"{verb} {path}: its baseline is tonight's {result.starts} starts, the old one is kept in it")
+    starts = f"tonight's {counted(result.starts, 'start')}"
+    if result.control_rounds:
+        starts += f", with {len(result.control_rounds)} of the stock configuration"
+    say(f"{verb} {path}: its baseline is {starts}; the old one is kept in it")
+    if result.frozen.control is not None and not result.control_rounds:
+        say("the stock configuration did not run: later nights cannot tell the machine's part by it")
 
 
 def _print(result: NightResult, *, as_json: bool) -> None:

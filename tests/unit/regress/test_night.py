@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.frozen_trials import frozen_of, round_of, trial_of
+from tests.fakes.heard import Heard
 from tests.fakes.scripted_starts import ScriptedStarts
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Latency, Measurement
@@ -26,6 +27,7 @@ from tuner.regress.plan import default_starts, thin_baseline
 from tuner.regress.rebase import rebased
 from tuner.regress.starts import Arm, profile_of
 from tuner.regress.verdict import Rules
+from tuner.trial.progress import Progress, Silent
 
 STOCK: dict[str, Any] = {"engine_args": {"max_num_seqs": 64}, "effective_args": {"max_num_seqs": 64}}
 STARTS_MS = [99.0, 100.0, 101.5, 100.5, 99.5, 98.5]
@@ -41,11 +43,16 @@ def frozen(**changes: Any) -> Frozen:
 
 
 async def night(
-    starts: ScriptedStarts, document: Frozen | None = None, now: Fingerprint | None = None, **plan: Any
+    starts: ScriptedStarts,
+    document: Frozen | None = None,
+    now: Fingerprint | None = None,
+    progress: Progress | None = None,
+    **plan: Any,
 ) -> NightResult:
     document = document or frozen()
     fields: dict[str, Any] = {"planned": 3, "rules": Rules(), "control": "never"}
-    return await watch(document, now or document.fingerprint, NightPlan(**(fields | plan)), starts)
+    the_plan = NightPlan(**(fields | plan))
+    return await watch(document, now or document.fingerprint, the_plan, starts, progress or Silent())
 
 
 async def test_a_calm_night_takes_the_planned_starts() -> None:
@@ -83,6 +90,30 @@ async def test_the_control_is_interleaved_turn_about_and_only_with_the_extra_sta
     assert starts.order[:3] == ["frozen"] * 3
     assert starts.order[3:7] == ["stock", "frozen", "frozen", "stock"]
     assert result.control["ttft_ms.p90"].change == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("control", "first", "extra"),
+    [
+        ("never", 3, [(3, "a suspicion (ttft_ms.p90): 3 more starts")]),
+        ("auto", 3, [(6, "a suspicion (ttft_ms.p90): 6 more starts, 3 of them of the stock configuration")]),
+        ("always", 6, [(6, "a suspicion (ttft_ms.p90): 6 more starts, 3 of them of the stock configuration")]),
+    ],
+)
+async def test_the_starts_are_counted_before_they_are_made(
+    control: str, first: int, extra: list[tuple[int, str]]
+) -> None:
+    starts, heard = ScriptedStarts({"frozen": [120.0], "stock": [120.0]}), Heard()
+    await night(starts, progress=heard, control=control)
+    assert heard.planned == [(first, "night", "start")]
+    assert heard.more == extra
+    assert len(starts.order) == heard.total
+
+
+async def test_a_night_without_a_stock_control_counts_none() -> None:
+    starts, heard = ScriptedStarts({"frozen": [120.0]}), Heard()
+    await night(starts, frozen(control=None), progress=heard, control="always")
+    assert len(starts.order) == heard.total == 6
 
 
 async def test_what_the_machine_did_to_stock_too_is_not_the_configurations_fault() -> None:
@@ -201,7 +232,10 @@ def test_a_history_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 async def test_a_rebase_keeps_the_old_baseline_and_can_be_read_again(tmp_path: Path) -> None:
     document = frozen()
-    result = await night(ScriptedStarts({"frozen": [110.0], "stock": [130.0]}), document, control="always")
+    starts, heard = ScriptedStarts({"frozen": [110.0], "stock": [130.0]}), Heard()
+    result = await night(starts, document, progress=heard, rules=Rules(looks=1), control="auto", rebase=True)
+    assert heard.planned == [(6, "rebase", "start")]
+    assert len(starts.order) == heard.total
     fresh = rebased(result, "2026-11-02T00:00:00+00:00")
     assert fresh.baseline.starts == result.starts
     assert fresh.baseline.median.ttft_ms is not None
@@ -211,6 +245,25 @@ async def test_a_rebase_keeps_the_old_baseline_and_can_be_read_again(tmp_path: P
     assert fresh.control.baseline.starts == len(result.control_rounds)
     save_frozen(tmp_path / "f.json", fresh)
     assert load_frozen(tmp_path / "f.json") == fresh
+
+
+async def test_a_rebase_without_the_stock_configuration_keeps_no_control_of_another_day() -> None:
+    document = frozen()
+    starts = ScriptedStarts({"frozen": [110.0]})
+    fresh = rebased(await night(starts, document, rules=Rules(looks=1), control="never", rebase=True), "2026-11-02")
+    assert starts.order == ["frozen"] * 3
+    assert fresh.control is None
+    assert document.control is not None
+    assert fresh.previous[0]["control"] == document.control.to_json()
+
+
+async def test_the_advice_to_rebase_is_given_on_any_night_but_a_rebase() -> None:
+    document = frozen()
+    document = document.model_copy(update={"baseline": document.baseline.model_copy(update={"starts": 1})})
+    plain = await night(ScriptedStarts({"frozen": [100.0], "stock": [120.0]}), document)
+    assert any("--rebase" in note and "it takes 24 starts" in note for note in plain.notes)
+    rebase = await night(ScriptedStarts({"frozen": [100.0], "stock": [120.0]}), document, rebase=True)
+    assert not any("--rebase" in note for note in rebase.notes)
 
 
 def limit(text: str, then: list[list[Measurement]], now: list[list[Measurement]]) -> tuple[str, bool]:
@@ -315,8 +368,8 @@ def test_junit_carries_no_character_that_xml_cannot() -> None:
 
 def test_the_default_number_of_starts() -> None:
     assert [default_starts(n) for n in (1, 2, 3, 6, 12, 30)] == [3, 3, 3, 3, 1, 1]
-    assert "--rebase" in thin_baseline(1)
-    assert thin_baseline(3) == ""
+    assert "--rebase FILE (it takes 12 starts)" in thin_baseline(1, control=False)
+    assert thin_baseline(3, control=True) == ""
 
 
 def test_the_frozen_file_as_a_profile_keeps_what_an_engine_needs() -> None:
