@@ -23,7 +23,7 @@ from tuner.cli.options import (
     VllmOption,
     api_key,
 )
-from tuner.cli.regress import EXIT_CODES, TOLERANCE, choose_for, say
+from tuner.cli.regress import EXIT_CODES, TOLERANCE, choose_for, kept_starts, say
 
 if TYPE_CHECKING:
     from tuner.regress.compare import Comparison
@@ -119,7 +119,8 @@ def _servers(
                 seed=seed,
                 clock=SYSTEM_CLOCK,
                 progress=view,
-            )
+            ),
+            kept="A comparison of servers keeps nothing: start the command again.",
         )
 
 
@@ -179,7 +180,8 @@ def _files(
                 rules=rules,
                 starter=PerArm({"A": starters[0], "B": starters[1]}),
                 simulated=choices[0].simulated,
-            )
+            ),
+            kept=lambda: kept_starts(folder),
         )
     for line in [*starters[0].said, *starters[1].said]:
         say(line)

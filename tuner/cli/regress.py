@@ -158,6 +158,15 @@ def check_writable(path: Path | None) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def kept_starts(folder: Path) -> str:
+    """What is left of an interrupted night or comparison, and how to go on."""
+    from tuner.domain.units import counted
+
+    finished = len(list(folder.glob("start-*.json")))
+    again = "A verdict takes a whole run: start the command again."
+    return f"{counted(finished, 'finished start')} kept in {folder}. {again}" if finished else again
+
+
 def say(text: str) -> None:
     """A line on stderr."""
     sys.stderr.write(f"chunktune: {text}\n")
@@ -189,7 +198,9 @@ def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | 
     try:
         metric_path = request.frozen.objective.metrics[0]
         with SweepView(Console(stderr=True, highlight=False), quiet=quiet, metric_path=metric_path) as view:
-            result = run_interruptible(lambda: run_night(request, SYSTEM_CLOCK, view))
+            result = run_interruptible(
+                lambda: run_night(request, SYSTEM_CLOCK, view), kept=lambda: kept_starts(request.folder)
+            )
     except (EngineError, LoadError) as error:
         text = f"{error}\nlogs: {request.folder}"
         write(

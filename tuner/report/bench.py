@@ -8,6 +8,7 @@ from rich.text import Text
 
 from tuner.domain.measurement import LATENCIES, Latency, Measurement, metric
 from tuner.domain.outcome import Trial
+from tuner.domain.units import counted
 from tuner.report.numbers import metric_title, metric_value
 
 _PLAIN = (
@@ -41,8 +42,13 @@ def bench_table(trial: Trial) -> RenderableType:
     return Group(*parts)
 
 
+def _rounds(trial: Trial) -> str:
+    text = f"median of {counted(sum(r.void is None for r in trial.rounds), 'round')}"
+    return f"{text}, then interrupted" if trial.state == "interrupted" else text
+
+
 def _latencies(trial: Trial, median: Measurement) -> Table:
-    table = Table(title=f"{trial.label}, median of {len(trial.rounds)} rounds, ms", title_justify="left")
+    table = Table(title=f"{trial.label}, {_rounds(trial)}, ms", title_justify="left")
     table.add_column("")
     for heading in ("P50", "P90", "P99", "mean", "P90 95 % interval", "n a round"):
         table.add_column(heading, justify="right")
