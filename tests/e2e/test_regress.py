@@ -348,6 +348,11 @@ def test_compare_names_the_slower_server_from_either_side(tmp_path: Path) -> Non
         refused = chunktune(tmp_path, "compare", calm_url, slow_url, *common)
     assert worse.returncode == 10, worse.stderr
     assert json.loads(worse.stdout)["verdict"] == "regressed"
+    assert json.loads(worse.stdout)["differences"] is None
+    assert "comparison: 6 rounds\n  warming up A and B\n" in worse.stderr
+    assert "[1/6] round 1 on A: started" in worse.stderr
+    assert "3 more rounds of A and of B" in worse.stderr
+    assert "[12/12] round 6 on A: TTFT" in worse.stderr
     assert better.returncode == 0, better.stderr
     assert json.loads(better.stdout)["verdict"] == "improved"
     assert refused.returncode == 3
@@ -380,6 +385,20 @@ def test_compare_of_a_file_with_itself_is_no_difference(tmp_path: Path, calm: Pa
     done = chunktune(tmp_path, "compare", str(calm), str(calm), "--starts", "2", *TOLERANT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no difference" in done.stdout
+    assert "A / B: the same configuration" in done.stdout
+    assert "comparison: 4 starts" in done.stderr
+    assert "[4/4] start 4, A: TTFT" in done.stderr
+
+
+def test_compare_says_how_two_files_differ(tmp_path: Path, calm: Path) -> None:
+    document = json.loads(calm.read_text())
+    document["engine_args"]["max_num_batched_tokens"] = 1024
+    (tmp_path / "b.json").write_text(json.dumps(document))
+    words = ["compare", str(calm), "b.json", "--starts", "1", "--rounds", "1", "--looks", "1", *TOLERANT]
+    done = chunktune(tmp_path, *words)
+    assert "A / B: max_num_batched_tokens 512 / 1024\n" in done.stdout, done.stderr
+    as_json = json.loads(chunktune(tmp_path, *words, "--json").stdout)
+    assert as_json["differences"] == {"max_num_batched_tokens": {"a": 512, "b": 1024}}
 
 
 def test_serve_becomes_the_server_and_sigterm_ends_it_in_order(tmp_path: Path, calm: Path) -> None:

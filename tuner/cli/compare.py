@@ -141,7 +141,7 @@ def _files(
     from tuner.clock import SYSTEM_CLOCK
     from tuner.errors import UsageError
     from tuner.freeze import load_frozen
-    from tuner.regress.compare import compare_configurations
+    from tuner.regress.compare import compare_configurations, configuration_differences
     from tuner.regress.run import rounds_at_freeze
     from tuner.regress.starts import Arm, EngineStarter, PerArm, profile_of
     from tuner.report.live import SweepView
@@ -164,7 +164,6 @@ def _files(
 
     metric_path = a.objective.metrics[0]
     with SweepView(Console(stderr=True, highlight=False), quiet=quiet, metric_path=metric_path) as view:
-        view.study_started(2 * starts)
         profiles = [profile_of(frozen.model_copy(update={"workload": a.workload}), per_start) for frozen in (a, b)]
         starters = [
             EngineStarter(choice, profile, per_start, seed, folder, SYSTEM_CLOCK, view)
@@ -179,7 +178,9 @@ def _files(
                 starts=starts,
                 rules=rules,
                 starter=PerArm({"A": starters[0], "B": starters[1]}),
+                progress=view,
                 simulated=choices[0].simulated,
+                differences=configuration_differences(a, b),
             ),
             kept=lambda: kept_starts(folder),
         )
@@ -200,5 +201,12 @@ def _print(result: Comparison, *, as_json: bool) -> None:
     typer.echo(
         f"{words.get(result.verdict, result.verdict)}{simulated}: B {result.names[1]} against A {result.names[0]}"
     )
+    if result.differences is not None:
+        differs = ", ".join(f"{name} {_set_to(a)} / {_set_to(b)}" for name, (a, b) in result.differences.items())
+        typer.echo(f"  A / B: {differs or 'the same configuration'}")
     for name, m in result.metrics.items():
         typer.echo(f"  {'*' if m.gate else ' '} {name:26s} {m.verdict:13s} {describe(m)}")
+
+
+def _set_to(value: object) -> str:
+    return "not set" if value is None else str(value)

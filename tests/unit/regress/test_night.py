@@ -11,13 +11,21 @@ import pytest
 from tests.fakes.frozen_trials import frozen_of, round_of, trial_of
 from tests.fakes.heard import Heard
 from tests.fakes.scripted_starts import ScriptedStarts
+from tuner.domain.candidate import ReuseBudget
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Latency, Measurement
 from tuner.domain.outcome import Fingerprint
 from tuner.domain.profile import Constraint
 from tuner.errors import FileFormatError
 from tuner.freeze import load_frozen, save_frozen
-from tuner.regress.compare import compare_configurations, evidence, same_kind, turn
+from tuner.regress.compare import (
+    Comparison,
+    compare_configurations,
+    configuration_differences,
+    evidence,
+    same_kind,
+    turn,
+)
 from tuner.regress.history import append_night, baseline_id, evidence_of, read_nights, rolling_view
 from tuner.regress.junit import Case, junit_xml, verdict_cases
 from tuner.regress.limits import judge_limits
@@ -380,23 +388,49 @@ def test_the_frozen_file_as_a_profile_keeps_what_an_engine_needs() -> None:
     assert profile.workload == document.workload
 
 
+async def compared(starts: ScriptedStarts, progress: Progress) -> Comparison:
+    names, gate = ("a", "b"), ["ttft_ms.p90"]
+    return await compare_configurations(
+        Arm("A", {}), Arm("B", {}), names, gate, starts=2, rules=Rules(), starter=starts, progress=progress
+    )
+
+
 async def test_two_configurations_run_turn_about() -> None:
     starts = ScriptedStarts({"A": [100.0], "B": [130.0]})
-    result = await compare_configurations(
-        Arm("A", {}), Arm("B", {}), ("a", "b"), ["ttft_ms.p90"], starts=2, rules=Rules(), starter=starts
-    )
+    heard = Heard()
+    result = await compared(starts, heard)
     assert starts.order[:4] == ["A", "B", "B", "A"]
+    assert heard.planned == [(4, "comparison", "start")]
+    assert heard.more == [(4, "a suspicion (ttft_ms.p90): 2 more starts of A and of B")]
+    assert len(starts.order) == heard.total
     assert result.verdict == "regressed"
     assert result.to_json()["metrics"]["ttft_ms.p90"]["change"] == pytest.approx(0.3, abs=0.01)
 
 
 async def test_equal_configurations_do_not_differ() -> None:
     starts = ScriptedStarts({"A": [100.0, 101.0], "B": [101.0, 100.0]})
-    result = await compare_configurations(
-        Arm("A", {}), Arm("B", {}), ("a", "b"), ["ttft_ms.p90"], starts=2, rules=Rules(), starter=starts
-    )
+    result = await compared(starts, Silent())
     assert result.verdict == "ok"
     assert len(starts.order) == 4
+
+
+def test_how_two_configurations_differ() -> None:
+    a = frozen(engine_args={"max_num_batched_tokens": 512, "max_num_seqs": 64, "max_model_len": 2048})
+    assert configuration_differences(a, a) == {}
+    assert configuration_differences(a, a.model_copy(update={"reuse_budget": ReuseBudget()})) == {}
+    b = a.model_copy(
+        update={
+            "engine_args": {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
+            "reuse_budget": ReuseBudget(max_cached_blocks=100),
+            "engine_env": {},
+        }
+    )
+    assert configuration_differences(a, b) == {
+        "max_num_batched_tokens": (512, 2048),
+        "max_model_len": (2048, None),
+        "env HF_HOME": ("/models", None),
+        "reuse_budget.max_cached_blocks": (0, 100),
+    }
 
 
 def test_sides_of_a_comparison() -> None:
