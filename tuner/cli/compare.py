@@ -191,7 +191,7 @@ def _files(
 
 def _print(result: Comparison, *, as_json: bool) -> None:
     from tuner.files import dump_json
-    from tuner.regress.junit import describe
+    from tuner.regress.words import describe
 
     if as_json:
         sys.stdout.write(dump_json(result.to_json()).decode())

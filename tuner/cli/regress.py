@@ -79,6 +79,7 @@ def regress(
 ) -> int:
     """Run a frozen configuration on fresh starts and judge it against its baseline."""
     from tuner.clock import SYSTEM_CLOCK
+    from tuner.domain.units import counted
     from tuner.errors import UsageError
     from tuner.files import refuse_foreign
     from tuner.freeze import load_frozen
@@ -99,7 +100,7 @@ def regress(
         load_frozen(rebase)
     nights, damaged = read_nights(history, baseline_id(document)) if history else ([], 0)
     if damaged:
-        say(f"warning: {damaged} lines of {history} cannot be read and are left out")
+        say(f"warning: left out of {history} because unreadable: {counted(damaged, 'line')}")
     choice = choose_for(document, engine, vllm)
     if not quiet:
         say(choice.sentence)
@@ -232,19 +233,20 @@ def _rebase(result: NightResult, path: Path) -> None:
 
 
 def _print(result: NightResult, *, as_json: bool) -> None:
+    from tuner.domain.units import counted
     from tuner.files import dump_json
-    from tuner.regress.junit import describe
+    from tuner.regress.words import describe, describe_limit
 
     if as_json:
         sys.stdout.write(dump_json(result.to_json()).decode())
     else:
         simulated = " (SIMULATED)" if result.frozen.simulated else ""
-        typer.echo(f"{result.verdict}{simulated}: {result.starts} fresh starts against {result.frozen.baseline.starts}")
+        behind = f"{counted(result.starts, 'fresh start')} against {result.frozen.baseline.starts} behind the baseline"
+        typer.echo(f"{result.verdict}{simulated}: {behind}")
         for name, m in result.metrics.items():
             typer.echo(f"  {'*' if m.gate else ' '} {name:26s} {m.verdict:13s} {describe(m)}")
         for limit in result.limits:
-            now = "not measured" if limit.now is None else f"{limit.now:g} tonight"
-            typer.echo(f"    {limit.constraint:26s} {limit.verdict:13s} {now}")
+            typer.echo(f"    {limit.constraint:26s} {limit.verdict:13s} {describe_limit(limit)}")
         for suspect in result.suspects:
             typer.echo(f"  suspect: {suspect}")
     for note in result.notes:

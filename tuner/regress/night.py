@@ -30,6 +30,7 @@ from tuner.regress.verdict import (
     overall,
     starts_by_look,
 )
+from tuner.regress.words import describe_limit
 from tuner.trial.progress import Progress
 
 ControlMode = Literal["auto", "always", "never"]
@@ -227,7 +228,7 @@ def _result(
         metrics, notes = _less_the_machine(frozen, metrics, rounds, control_rounds, plan.rules)
     gate = [metrics[name].verdict for name in frozen.regress_metrics]
     word = overall([*gate, *(limit.verdict for limit in limits if limit.verdict == "regressed")])
-    notes += [f"{b.constraint}: {b.now:g} tonight, {b.reason}" for b in limits if b.reason and b.now is not None]
+    notes += [f"{b.constraint}: {describe_limit(b)}, {b.reason}" for b in limits if b.reason and b.now is not None]
     notes += [note for start in [*tonight.frozen, *tonight.stock] for note in start.notes]
     thin = "" if plan.rebase else thin_baseline(frozen.baseline.starts, control=frozen.control is not None)
     notes += [thin] if thin else []

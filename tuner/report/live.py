@@ -174,7 +174,7 @@ class SweepView:
             took = now - self._stage_from_s
             self._stage_history.setdefault(self._stage, []).append(took)
             if self._round is not None:
-                self._event(f"  {self._stage}: {self._round[1]} requests in {format_duration(took)}")
+                self._event(f"  {self._stage}: {counted(self._round[1], 'request')} in {format_duration(took)}")
         self._stage, self._stage_from_s, self._round = text, now, None
 
     def _event(self, text: str, *, even_quiet: bool = False) -> None:

@@ -28,13 +28,14 @@ from tuner.regress.compare import (
 )
 from tuner.regress.history import append_night, baseline_id, evidence_of, read_nights, rolling_view
 from tuner.regress.junit import Case, junit_xml, verdict_cases
-from tuner.regress.limits import judge_limits
+from tuner.regress.limits import LimitVerdict, judge_limits
 from tuner.regress.markdown import night_markdown, sparkline
 from tuner.regress.night import NightPlan, NightResult, incomparable, watch
 from tuner.regress.plan import default_starts, thin_baseline
 from tuner.regress.rebase import rebased
 from tuner.regress.starts import Arm, profile_of
-from tuner.regress.verdict import Rules
+from tuner.regress.verdict import MetricVerdict, Rules
+from tuner.regress.words import describe, describe_limit
 from tuner.trial.progress import Progress, Silent
 
 STOCK: dict[str, Any] = {"engine_args": {"max_num_seqs": 64}, "effective_args": {"max_num_seqs": 64}}
@@ -335,12 +336,32 @@ async def test_markdown_shows_verdict_table_trend_and_cause() -> None:
     assert text.startswith("## chunktune: chat \\| 70b: ❌ regressed")
     assert "| **ttft_ms.p90** |" in text
     assert "▁" in text
+    row = next(line for line in text.splitlines() if line.startswith("| **ttft_ms.p90** |"))
+    assert [cell.strip() for cell in row.split("|")[2:5]] == ["100 ms", "120 ms", "+20 %"]
+    assert "| **request_throughput** | 40 req/s | 40.0 req/s | ±0 % | −2.4 % to +2.5 % | 2.1 % |" in text
     assert "### Suspects" in text
 
 
 async def test_a_simulated_night_says_so() -> None:
     text = night_markdown(await night(ScriptedStarts({"frozen": [100.0]}), frozen(simulated=True)), "x")
     assert "SIMULATED" in text
+
+
+def test_a_verdict_in_words_has_units_and_one_style_of_percent() -> None:
+    judged = MetricVerdict("ttft_ms.p90", True, "ok", 95.12, 94.9, -0.0002, (-0.054, 0.123))
+    assert describe(judged) == "95 ms against 95 ms, ±0 % (95 % interval −5.4 % to +12 %)"
+    rate = MetricVerdict("request_throughput", True, "ok", 40.12, 44.0, 0.097)
+    assert describe(rate) == "44 req/s against 40.1 req/s, +9.7 %"
+    share = MetricVerdict("prefix_hit_rate", False, "ok", 0.9561, 0.9561, 0.0)
+    assert describe(share) == "95.6 % against 95.6 %, ±0 %"
+    assert describe(MetricVerdict("itl_ms.p99", False, "ok", None, None)) == "not measured"
+
+
+def test_a_limit_in_words_can_be_told_from_its_value() -> None:
+    assert describe_limit(LimitVerdict("ttft_ms.p99 <= 280", "ok", 280.34, broken=True)) == "280.3 ms tonight"
+    assert describe_limit(LimitVerdict("memory.peak_fraction <= 0.95", "ok", 0.9612, broken=True)) == "0.9612 tonight"
+    assert describe_limit(LimitVerdict("failed_requests == 0", "ok", 1, broken=True)) == "1 tonight"
+    assert describe_limit(LimitVerdict("itl_ms.p99 <= 10", "inconclusive", None, broken=False)) == "not measured"
 
 
 def test_an_incomparable_night_has_no_table() -> None:
