@@ -42,7 +42,10 @@ def bench(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Measure the server at --url under the load of PROFILE; launches and changes nothing."""
+    """Measure the server at --url under the load of PROFILE; launches and changes nothing.
+
+    Interrupted, it prints the rounds that had finished.
+    """
     from tuner.errors import Interrupted
     from tuner.profile import load_profile
 

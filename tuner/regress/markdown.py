@@ -9,8 +9,8 @@ from tuner.freeze.fingerprint import describe_gpus
 from tuner.regress.history import RollingView
 from tuner.regress.night import NightResult
 from tuner.regress.verdict import MetricVerdict, Word
-from tuner.regress.words import describe_interval, describe_limit
-from tuner.report.numbers import metric_value, percent, signed_percent
+from tuner.regress.words import describe_interval, describe_limit, verdict_value
+from tuner.report.numbers import percent, signed_percent
 
 _SIGNS: dict[Word, str] = {
     "ok": "✅ ok",
@@ -71,13 +71,13 @@ def _row(m: MetricVerdict) -> str:
     tolerance = "" if m.tolerance is None else percent(m.tolerance)
     sign = _SIGNS[m.verdict] if m.gate else m.verdict
     return (
-        f"| {name} | {metric_value(m.metric, m.baseline)} | {metric_value(m.metric, m.now)} "
+        f"| {name} | {verdict_value(m.metric, m.baseline)} | {verdict_value(m.metric, m.now)} "
         f"| {signed_percent(m.change)} | {describe_interval(m.ci95)} | {tolerance} | {sign} |"
     )
 
 
 def _trend(view: RollingView) -> str:
-    median = metric_value(view.metric, view.median)
+    median = verdict_value(view.metric, view.median)
     drift = "" if view.drift is None else f", median {median} ({signed_percent(view.drift)} from the freeze)"
     left = f", {counted(view.left_out, 'broken night')} left out" if view.left_out else ""
     return f"{view.metric}: {sparkline(view.trend)} over {counted(view.nights, 'night')}{drift}{left}"

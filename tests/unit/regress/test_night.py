@@ -337,7 +337,7 @@ async def test_markdown_shows_verdict_table_trend_and_cause() -> None:
     assert "| **ttft_ms.p90** |" in text
     assert "▁" in text
     row = next(line for line in text.splitlines() if line.startswith("| **ttft_ms.p90** |"))
-    assert [cell.strip() for cell in row.split("|")[2:5]] == ["100 ms", "120 ms", "+20 %"]
+    assert [cell.strip() for cell in row.split("|")[2:5]] == ["99.8 ms", "120 ms", "+20 %"]
     assert "| **request_throughput** | 40 req/s | 40.0 req/s | ±0 % | −2.4 % to +2.5 % | 2.1 % |" in text
     assert "### Suspects" in text
 
@@ -349,7 +349,7 @@ async def test_a_simulated_night_says_so() -> None:
 
 def test_a_verdict_in_words_has_units_and_one_style_of_percent() -> None:
     judged = MetricVerdict("ttft_ms.p90", True, "ok", 95.12, 94.9, -0.0002, (-0.054, 0.123))
-    assert describe(judged) == "95 ms against 95 ms, ±0 % (95 % interval −5.4 % to +12 %)"
+    assert describe(judged) == "94.9 ms against 95.1 ms, ±0 % (95 % interval −5.4 % to +12 %)"
     rate = MetricVerdict("request_throughput", True, "ok", 40.12, 44.0, 0.097)
     assert describe(rate) == "44 req/s against 40.1 req/s, +9.7 %"
     share = MetricVerdict("prefix_hit_rate", False, "ok", 0.9561, 0.9561, 0.0)
