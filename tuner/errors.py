@@ -7,7 +7,7 @@
     |-- EngineError                 3     the engine or the hardware failed; carries a Diagnosis
     |-- LoadError                   3     a round could not be driven (server refused, cut, stalled)
     |-- NoVerdict                   4     inconclusive, or no candidate meets the constraints
-    `-- Interrupted                 130   SIGINT or SIGTERM; what was measured is kept
+    `-- Interrupted                 130   SIGINT or SIGTERM; the mend says what is kept
 
 Only `tuner.cli` turns these into exit codes. Anything else that escapes is a bug (exit 1).
 """
@@ -75,6 +75,6 @@ class NoVerdict(ChunktuneError):
 
 
 class Interrupted(ChunktuneError):
-    """SIGINT or SIGTERM arrived; everything finished is on disk."""
+    """SIGINT or SIGTERM arrived and the work has stopped; `mend` says what of it is kept."""
 
     exit_code = 130

@@ -221,26 +221,43 @@ def test_wrong_usage_is_one_clear_message(tmp_path: Path, calm: Path, words: lis
     assert (tmp_path / "stranger.json").read_text() == '{"schema": "other/1"}\n'
 
 
-def test_sigint_ends_the_engine_and_exits_130(tmp_path: Path, calm: Path) -> None:
+def interrupt(folder: Path, *words: str, at: str) -> tuple[str, str]:
+    """What a command still prints after a SIGINT that follows a line with `at`; it exits 130 and leaves nothing."""
     child = subprocess.Popen(
-        [sys.executable, "-m", "tuner", "regress", str(calm), "--starts", "3"],
-        cwd=tmp_path,
-        env=environment(tmp_path, CALM),
-        stdout=subprocess.DEVNULL,
+        [sys.executable, "-m", "tuner", *words],
+        cwd=folder,
+        env=environment(folder, CALM),
+        stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
     try:
         assert child.stderr is not None
-        for line in child.stderr:
-            if "round 1" in line:
+        for line in iter(child.stderr.readline, ""):
+            if at in line:
                 break
         child.send_signal(signal.SIGINT)
-        child.communicate(timeout=60)
-        assert child.returncode == 130
+        out, err = child.communicate(timeout=60)
+        assert child.returncode == 130, err
     finally:
         child.kill()
         child.communicate()
+    return out, err
+
+
+def test_sigint_ends_the_engine_and_exits_130(tmp_path: Path, calm: Path) -> None:
+    _, err = interrupt(tmp_path, "regress", str(calm), "--starts", "3", at="round 1")
+    assert "interrupted\n  A verdict takes a whole run: start the command again." in err
+    assert alive(tmp_path) == []
+
+
+@pytest.mark.parametrize("command", ["regress", "compare"])
+def test_an_interrupted_night_says_what_is_kept(tmp_path: Path, calm: Path, command: str) -> None:
+    files = [str(calm)] * (2 if command == "compare" else 1)
+    _, err = interrupt(tmp_path, command, *files, "--starts", "3", "--rounds", "1", at="start 2")
+    folder = next((tmp_path / "results" / "nights").iterdir())
+    assert f"1 finished start kept in {folder.relative_to(tmp_path)}" in " ".join(err.split())
+    assert len(list(folder.glob("start-*.json"))) == 1
     assert alive(tmp_path) == []
 
 
@@ -331,6 +348,11 @@ def test_compare_names_the_slower_server_from_either_side(tmp_path: Path) -> Non
         refused = chunktune(tmp_path, "compare", calm_url, slow_url, *common)
     assert worse.returncode == 10, worse.stderr
     assert json.loads(worse.stdout)["verdict"] == "regressed"
+    assert json.loads(worse.stdout)["differences"] is None
+    assert "comparison: 6 rounds\n  warming up A and B\n" in worse.stderr
+    assert "[1/6] round 1 on A: started" in worse.stderr
+    assert "3 more rounds of A and of B" in worse.stderr
+    assert "[12/12] round 6 on A: TTFT" in worse.stderr
     assert better.returncode == 0, better.stderr
     assert json.loads(better.stdout)["verdict"] == "improved"
     assert refused.returncode == 3
@@ -338,10 +360,45 @@ def test_compare_names_the_slower_server_from_either_side(tmp_path: Path) -> Non
     assert "not-to-be-seen" not in worse.stdout + worse.stderr + better.stdout + better.stderr + written
 
 
+@pytest.mark.parametrize("words", [[], ["--json"]])
+def test_an_interrupted_bench_prints_the_rounds_that_had_finished(tmp_path: Path, words: list[str]) -> None:
+    with fake_server(tmp_path, CALM) as url:
+        out, err = interrupt(tmp_path, "bench", profile_for(tmp_path), "--url", url, *words, at="round 2 of 3")
+    assert "rests on 1 of 3 rounds" in err
+    if words:
+        trial = json.loads(out)
+        assert trial["state"] == "interrupted"
+        assert len(trial["rounds"]) == 1
+        assert trial["median"]["ttft_ms"]["p90"] > 100
+    else:
+        assert "median of 1 round, then interrupted" in " ".join(out.split())
+
+
+def test_a_bench_that_is_interrupted_in_its_first_round_prints_nothing(tmp_path: Path) -> None:
+    with fake_server(tmp_path, CALM) as url:
+        out, err = interrupt(tmp_path, "bench", profile_for(tmp_path), "--url", url, at="round 1 of 3")
+    assert out == ""
+    assert "None of 3 rounds had finished" in err
+
+
 def test_compare_of_a_file_with_itself_is_no_difference(tmp_path: Path, calm: Path) -> None:
     done = chunktune(tmp_path, "compare", str(calm), str(calm), "--starts", "2", *TOLERANT)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "no difference" in done.stdout
+    assert "A / B: the same configuration" in done.stdout
+    assert "comparison: 4 starts" in done.stderr
+    assert "[4/4] start 4, A: TTFT" in done.stderr
+
+
+def test_compare_says_how_two_files_differ(tmp_path: Path, calm: Path) -> None:
+    document = json.loads(calm.read_text())
+    document["engine_args"]["max_num_batched_tokens"] = 1024
+    (tmp_path / "b.json").write_text(json.dumps(document))
+    words = ["compare", str(calm), "b.json", "--starts", "1", "--rounds", "1", "--looks", "1", *TOLERANT]
+    done = chunktune(tmp_path, *words)
+    assert "A / B: max_num_batched_tokens 512 / 1024\n" in done.stdout, done.stderr
+    as_json = json.loads(chunktune(tmp_path, *words, "--json").stdout)
+    assert as_json["differences"] == {"max_num_batched_tokens": {"a": 512, "b": 1024}}
 
 
 def test_serve_becomes_the_server_and_sigterm_ends_it_in_order(tmp_path: Path, calm: Path) -> None:

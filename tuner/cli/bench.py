@@ -42,11 +42,34 @@ def bench(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Measure the server at --url under the load of PROFILE; launches and changes nothing."""
+    """Measure the server at --url under the load of PROFILE; launches and changes nothing.
+
+    Interrupted, it prints the rounds that had finished.
+    """
+    from tuner.errors import Interrupted
     from tuner.profile import load_profile
 
     loaded = load_profile(profile, [*(overrides or []), *([f"rounds={rounds}"] if rounds is not None else [])])
-    trial = _measure(loaded, url, model, api_key(api_key_env), secrets.randbits(32) if seed is None else seed, quiet)
+    interrupted: list[Trial] = []
+    try:
+        trial = _measure(
+            loaded,
+            url,
+            model,
+            api_key(api_key_env),
+            secrets.randbits(32) if seed is None else seed,
+            interrupted,
+            quiet=quiet,
+        )
+    except Interrupted:
+        for unfinished in interrupted:
+            _print(unfinished, as_json=as_json)
+        raise
+    _print(trial, as_json=as_json)
+    return 0 if trial.state == "completed" else 3
+
+
+def _print(trial: Trial, *, as_json: bool) -> None:
     if as_json:
         from tuner.files import dump_json
 
@@ -57,14 +80,25 @@ def bench(
         from tuner.report.bench import bench_table
 
         Console(highlight=False).print(bench_table(trial))
-    return 0 if trial.state == "completed" else 3
+    sys.stdout.flush()
 
 
-def _measure(profile: Profile, url: str, model: str | None, key: str | None, seed: int, quiet: bool) -> Trial:
+def _measure(
+    profile: Profile,
+    url: str,
+    model: str | None,
+    key: str | None,
+    seed: int,
+    interrupted: list[Trial],
+    *,
+    quiet: bool,
+) -> Trial:
+    """The measured server. Interrupted, with the trial so far in `interrupted` when a round of it counts."""
     from rich.console import Console
 
     from tuner.cli.interrupt import run_interruptible
     from tuner.clock import SYSTEM_CLOCK
+    from tuner.domain.units import counted
     from tuner.load.target import Target
     from tuner.report.live import SweepView
     from tuner.trial.bench import bench_server
@@ -76,5 +110,16 @@ def _measure(profile: Profile, url: str, model: str | None, key: str | None, see
         api_key=key,
         request_timeout_s=profile.workload.request_timeout,
     )
+
+    def kept() -> str:
+        done = sum(r.void is None for trial in interrupted for r in trial.rounds)
+        of = counted(profile.rounds, "round")
+        return f"What is printed rests on {done} of {of}." if done else f"None of {of} had finished."
+
     with SweepView(Console(stderr=True, highlight=False), quiet=quiet) as view:
-        return run_interruptible(lambda: bench_server(target, profile, seed=seed, clock=SYSTEM_CLOCK, progress=view))
+        return run_interruptible(
+            lambda: bench_server(
+                target, profile, seed=seed, clock=SYSTEM_CLOCK, progress=view, on_interrupted=interrupted.append
+            ),
+            kept=kept,
+        )

@@ -23,7 +23,7 @@ from tuner.cli.options import (
     VllmOption,
     api_key,
 )
-from tuner.cli.regress import EXIT_CODES, TOLERANCE, choose_for, say
+from tuner.cli.regress import EXIT_CODES, TOLERANCE, choose_for, kept_starts, say
 
 if TYPE_CHECKING:
     from tuner.regress.compare import Comparison
@@ -119,7 +119,8 @@ def _servers(
                 seed=seed,
                 clock=SYSTEM_CLOCK,
                 progress=view,
-            )
+            ),
+            kept="A comparison of servers keeps nothing: start the command again.",
         )
 
 
@@ -140,7 +141,7 @@ def _files(
     from tuner.clock import SYSTEM_CLOCK
     from tuner.errors import UsageError
     from tuner.freeze import load_frozen
-    from tuner.regress.compare import compare_configurations
+    from tuner.regress.compare import compare_configurations, configuration_differences
     from tuner.regress.run import rounds_at_freeze
     from tuner.regress.starts import Arm, EngineStarter, PerArm, profile_of
     from tuner.report.live import SweepView
@@ -163,7 +164,6 @@ def _files(
 
     metric_path = a.objective.metrics[0]
     with SweepView(Console(stderr=True, highlight=False), quiet=quiet, metric_path=metric_path) as view:
-        view.study_started(2 * starts)
         profiles = [profile_of(frozen.model_copy(update={"workload": a.workload}), per_start) for frozen in (a, b)]
         starters = [
             EngineStarter(choice, profile, per_start, seed, folder, SYSTEM_CLOCK, view)
@@ -178,8 +178,11 @@ def _files(
                 starts=starts,
                 rules=rules,
                 starter=PerArm({"A": starters[0], "B": starters[1]}),
+                progress=view,
                 simulated=choices[0].simulated,
-            )
+                differences=configuration_differences(a, b),
+            ),
+            kept=lambda: kept_starts(folder),
         )
     for line in [*starters[0].said, *starters[1].said]:
         say(line)
@@ -188,7 +191,7 @@ def _files(
 
 def _print(result: Comparison, *, as_json: bool) -> None:
     from tuner.files import dump_json
-    from tuner.regress.junit import describe
+    from tuner.regress.words import describe
 
     if as_json:
         sys.stdout.write(dump_json(result.to_json()).decode())
@@ -198,5 +201,12 @@ def _print(result: Comparison, *, as_json: bool) -> None:
     typer.echo(
         f"{words.get(result.verdict, result.verdict)}{simulated}: B {result.names[1]} against A {result.names[0]}"
     )
+    if result.differences is not None:
+        differs = ", ".join(f"{name} {_set_to(a)} / {_set_to(b)}" for name, (a, b) in result.differences.items())
+        typer.echo(f"  A / B: {differs or 'the same configuration'}")
     for name, m in result.metrics.items():
         typer.echo(f"  {'*' if m.gate else ' '} {name:26s} {m.verdict:13s} {describe(m)}")
+
+
+def _set_to(value: object) -> str:
+    return "not set" if value is None else str(value)

@@ -17,12 +17,11 @@ def run_interruptible(
     main: Callable[[], Coroutine[Any, Any, T]],
     *,
     on_signal: Callable[[], None] | None = None,
-    kept: str = "",
+    kept: str | Callable[[], str] = "",
 ) -> T:
     """The result of `main()`; Interrupted when a signal arrived and the work has stopped.
 
-    `kept` says what of the work is kept and how it goes on.
-
+    `kept` says what of the work is kept and how it goes on; a function is asked once the work has stopped.
     Further signals while the engine is being stopped change nothing: the stop is bounded.
     """
 
@@ -44,7 +43,7 @@ def run_interruptible(
             return await task
         except asyncio.CancelledError:
             if received:
-                raise Interrupted("interrupted", kept) from None
+                raise Interrupted("interrupted", kept if isinstance(kept, str) else kept()) from None
             raise
         finally:
             for number in SIGNALS:

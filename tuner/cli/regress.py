@@ -54,13 +54,19 @@ def regress(
         int, typer.Option("--looks", min=1, help="Looks at most: a suspicion is answered with more fresh starts.")
     ] = 3,
     control: Annotated[
-        Control, typer.Option("--control", help="Run the stock configuration too: auto does when there is a suspicion.")
+        Control,
+        typer.Option("--control", help="Run the stock configuration too: auto does on a suspicion and for --rebase."),
     ] = Control.auto,
     allow_different: Annotated[
         bool, typer.Option("--allow-different", help="Judge even on another GPU or engine.")
     ] = False,
     rebase: Annotated[
-        Path | None, typer.Option("--rebase", metavar="FILE", help="Write tonight as the new baseline; keeps the old.")
+        Path | None,
+        typer.Option(
+            "--rebase",
+            metavar="FILE",
+            help="Write tonight as the new baseline; keeps the old. 12 starts, and 12 of the stock configuration.",
+        ),
     ] = None,
     engine: EngineOption = Engine.auto,
     vllm: VllmOption = None,
@@ -73,6 +79,7 @@ def regress(
 ) -> int:
     """Run a frozen configuration on fresh starts and judge it against its baseline."""
     from tuner.clock import SYSTEM_CLOCK
+    from tuner.domain.units import counted
     from tuner.errors import UsageError
     from tuner.files import refuse_foreign
     from tuner.freeze import load_frozen
@@ -93,7 +100,7 @@ def regress(
         load_frozen(rebase)
     nights, damaged = read_nights(history, baseline_id(document)) if history else ([], 0)
     if damaged:
-        say(f"warning: {damaged} lines of {history} cannot be read and are left out")
+        say(f"warning: left out of {history} because unreadable: {counted(damaged, 'line')}")
     choice = choose_for(document, engine, vllm)
     if not quiet:
         say(choice.sentence)
@@ -102,7 +109,7 @@ def regress(
     request = NightRequest(
         frozen=document,
         choice=choice,
-        plan=NightPlan(planned, rules, "always" if rebase is not None else control.value, nights),
+        plan=NightPlan(planned, rules, control.value, nights, rebase=rebase is not None),
         folder=out / "nights" / f"{frozen.stem}-{SYSTEM_CLOCK.now():%Y%m%dT%H%M%S}",
         seed=secrets.randbits(32) if seed is None else seed,
         allow_different=allow_different,
@@ -152,6 +159,15 @@ def check_writable(path: Path | None) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
+def kept_starts(folder: Path) -> str:
+    """What is left of an interrupted night or comparison, and how to go on."""
+    from tuner.domain.units import counted
+
+    finished = len(list(folder.glob("start-*.json")))
+    again = "A verdict takes a whole run: start the command again."
+    return f"{counted(finished, 'finished start')} kept in {folder}. {again}" if finished else again
+
+
 def say(text: str) -> None:
     """A line on stderr."""
     sys.stderr.write(f"chunktune: {text}\n")
@@ -183,7 +199,9 @@ def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | 
     try:
         metric_path = request.frozen.objective.metrics[0]
         with SweepView(Console(stderr=True, highlight=False), quiet=quiet, metric_path=metric_path) as view:
-            result = run_interruptible(lambda: run_night(request, SYSTEM_CLOCK, view))
+            result = run_interruptible(
+                lambda: run_night(request, SYSTEM_CLOCK, view), kept=lambda: kept_starts(request.folder)
+            )
     except (EngineError, LoadError) as error:
         text = f"{error}\nlogs: {request.folder}"
         write(
@@ -200,28 +218,35 @@ def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | 
 
 def _rebase(result: NightResult, path: Path) -> None:
     from tuner.clock import SYSTEM_CLOCK
+    from tuner.domain.units import counted
     from tuner.freeze import save_frozen
     from tuner.regress.rebase import rebased
 
     verb = "replaced" if path.exists() else "wrote"
     save_frozen(path, rebased(result, SYSTEM_CLOCK.now().isoformat(timespec="seconds")))
-    say(f"{verb} {path}: its baseline is tonight's {result.starts} starts, the old one is kept in it")
+    starts = f"tonight's {counted(result.starts, 'start')}"
+    if result.control_rounds:
+        starts += f", with {len(result.control_rounds)} of the stock configuration"
+    say(f"{verb} {path}: its baseline is {starts}; the old one is kept in it")
+    if result.frozen.control is not None and not result.control_rounds:
+        say("the stock configuration did not run: later nights cannot tell the machine's part by it")
 
 
 def _print(result: NightResult, *, as_json: bool) -> None:
+    from tuner.domain.units import counted
     from tuner.files import dump_json
-    from tuner.regress.junit import describe
+    from tuner.regress.words import describe, describe_limit
 
     if as_json:
         sys.stdout.write(dump_json(result.to_json()).decode())
     else:
         simulated = " (SIMULATED)" if result.frozen.simulated else ""
-        typer.echo(f"{result.verdict}{simulated}: {result.starts} fresh starts against {result.frozen.baseline.starts}")
+        behind = f"{counted(result.starts, 'fresh start')} against {result.frozen.baseline.starts} behind the baseline"
+        typer.echo(f"{result.verdict}{simulated}: {behind}")
         for name, m in result.metrics.items():
             typer.echo(f"  {'*' if m.gate else ' '} {name:26s} {m.verdict:13s} {describe(m)}")
         for limit in result.limits:
-            now = "not measured" if limit.now is None else f"{limit.now:g} tonight"
-            typer.echo(f"    {limit.constraint:26s} {limit.verdict:13s} {now}")
+            typer.echo(f"    {limit.constraint:26s} {limit.verdict:13s} {describe_limit(limit)}")
         for suspect in result.suspects:
             typer.echo(f"  suspect: {suspect}")
     for note in result.notes:

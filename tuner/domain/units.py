@@ -1,4 +1,4 @@
-"""Units as people write them: durations ("20m", "250ms") and ranges of tokens."""
+"""Units as people write them: durations ("20m", "250ms"), ranges of tokens, and nouns with a number."""
 
 from __future__ import annotations
 
@@ -31,6 +31,11 @@ def format_duration(seconds: float) -> str:
         return f"{minutes} min {rest:02d} s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min"
+
+
+def counted(number: int, noun: str) -> str:
+    """A number with its noun: "1 start", "3 starts"."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _duration_before(value: Any) -> Any:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -29,6 +31,8 @@ NEVER_FROZEN = frozenset(
 
 _PINNED = (CHUNK_KNOB, "max_num_seqs", "max_model_len", "enable_chunked_prefill", "enable_prefix_caching")
 """Frozen as the engine ran them even when nobody asked for them: their defaults move between vLLM versions."""
+
+_WHERE_FROM = "`chunktune sweep` writes one to results/STUDY/frozen.json, `chunktune freeze -o FILE` to another place."
 
 _OURS = frozenset({"CHUNKTUNE_SIM", "VLLM_SERVER_DEV_MODE"})
 
@@ -92,7 +96,7 @@ def control_of(trials: Sequence[Trial]) -> list[Trial]:
 
 def load_frozen(path: Path) -> Frozen:
     """The document at `path`; FileFormatError names the file and, where one is wrong, the field."""
-    value = read_json(path, schema=FROZEN_SCHEMA)
+    value = _read(path)
     try:
         frozen = Frozen.model_validate(value)
     except ValidationError as error:
@@ -115,6 +119,17 @@ def load_frozen(path: Path) -> Frozen:
             "Undo the edit, or sweep with the new load and freeze that.",
         )
     return frozen
+
+
+def _read(path: Path) -> dict[str, Any]:
+    inside = path / "frozen.json"
+    if os.path.isdir(path):
+        mend = f"Name the one in it: {inside}" if os.path.isfile(inside) else _WHERE_FROM
+        raise FileFormatError(f"{path} is a folder, a frozen file was expected", mend)
+    try:
+        return read_json(path, schema=FROZEN_SCHEMA)
+    except FileFormatError as error:
+        raise FileFormatError(error.message, error.mend or _WHERE_FROM) from None
 
 
 def save_frozen(path: Path, frozen: Frozen) -> None:

@@ -90,6 +90,6 @@ def memory_note(trials: Sequence[Measurement], tolerance: float = 0.01) -> str |
             return None
     return (
         f"device memory is not discriminating: the NVML peaks of these {len(peaks)} configurations lie within "
-        f"{tolerance:.0%}, because vLLM preallocates its KV pool up to gpu_memory_utilization. Compare the "
+        f"{tolerance * 100:.0f} %, because vLLM preallocates its KV pool up to gpu_memory_utilization. Compare the "
         "activation peak, the KV pool and the KV in use instead."
     )

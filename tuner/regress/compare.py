@@ -11,12 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.clock import Clock
+from tuner.domain.candidate import ReuseBudget
+from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Measurement
+from tuner.domain.outcome import Trial, TrialTime
+from tuner.domain.units import counted
 from tuner.domain.workload import Workload
 from tuner.errors import LoadError, UsageError
 from tuner.load.target import Target
 from tuner.regress.limits import values_by_start
-from tuner.regress.night import shown_beside
+from tuner.regress.night import shown_beside, suspicion
 from tuner.regress.spread import Prior
 from tuner.regress.starts import Arm, Starter
 from tuner.regress.verdict import Evidence, MetricVerdict, NightVerdict, Rules, Word, judge_night, starts_by_look
@@ -37,7 +41,10 @@ class Comparison:
     metrics: dict[str, MetricVerdict]
     suspects: list[str]
     rounds: tuple[list[list[Measurement]], list[list[Measurement]]]
+    """By side and start; on a running server each round stands for itself."""
     simulated: bool = False
+    differences: dict[str, tuple[Any, Any]] | None = None
+    """What A and B are set to where they differ, by name; None for servers, whose settings are not known."""
 
     def to_json(self) -> dict[str, Any]:
         """The document of `--json`; `baseline` is A, `now` is B."""
@@ -48,6 +55,9 @@ class Comparison:
             "b": self.names[1],
             "metrics": {name: m.to_json() for name, m in self.metrics.items()},
             "suspects": self.suspects,
+            "differences": None
+            if self.differences is None
+            else {name: {"a": a, "b": b} for name, (a, b) in self.differences.items()},
         }
 
 
@@ -70,8 +80,8 @@ async def compare_servers(
     rules = dataclasses.replace(rules, prior=ROUND_PRIOR)
     done: dict[str, list[list[Measurement]]] = {"A": [], "B": []}
     verdict = NightVerdict("ok", {}, look_again=False)
-    progress.study_started(1)
-    progress.trial_started(0, "warming up A and B")
+    progress.study_started(2 * rounds, kind="comparison", unit="round")
+    progress.stage("warming up A and B")
     async with (
         remote_session(a, workload, seed=seed, clock=clock, on_progress=progress.round_progress) as session_a,
         remote_session(b, workload, seed=seed, clock=clock, on_progress=progress.round_progress) as session_b,
@@ -85,6 +95,7 @@ async def compare_servers(
             verdict = judge_night(evidence(done["A"], done["B"], gate), gate, rules, look=look)
             if not verdict.look_again:
                 break
+            _more(progress, verdict, rounds, look + 1, "round")
     return Comparison((a.base, b.base), verdict.verdict, verdict.metrics, [], (done["A"], done["B"]))
 
 
@@ -97,12 +108,18 @@ async def compare_configurations(
     starts: int,
     rules: Rules,
     starter: Starter,
+    progress: Progress,
     simulated: bool = False,
+    differences: dict[str, tuple[Any, Any]] | None = None,
 ) -> Comparison:
-    """Fresh starts of two configurations, turn about; a suspicion brings more starts, up to the bound."""
+    """Fresh starts of two configurations, turn about; a suspicion brings more starts, up to the bound.
+
+    `differences` is what is known of how they differ, for the result.
+    """
     done: dict[str, list[list[Measurement]]] = {"A": [], "B": []}
     arms = {"A": a, "B": b}
     verdict = NightVerdict("ok", {}, look_again=False)
+    progress.study_started(2 * starts, kind="comparison", unit="start")
     for look in range(1, rules.looks + 1):
         while len(done["B"]) < starts_by_look(starts, look):
             for side in turn(len(done["B"])):
@@ -111,7 +128,29 @@ async def compare_configurations(
         verdict = judge_night(evidence(done["A"], done["B"], gate), gate, rules, look=look)
         if not verdict.look_again:
             break
-    return Comparison(names, verdict.verdict, verdict.metrics, [], (done["A"], done["B"]), simulated)
+        _more(progress, verdict, starts, look + 1, "start")
+    rounds = (done["A"], done["B"])
+    return Comparison(names, verdict.verdict, verdict.metrics, [], rounds, simulated, differences)
+
+
+def configuration_differences(a: Frozen, b: Frozen) -> dict[str, tuple[Any, Any]]:
+    """Model, engine options, engine environment and reuse budget where they differ; None where a side has none."""
+    sides = [
+        {
+            "model": f.model,
+            **f.engine_args,
+            **{f"env {name}": value for name, value in f.engine_env.items()},
+            **{f"reuse_budget.{name}": value for name, value in (f.reuse_budget or ReuseBudget()).to_json().items()},
+        }
+        for f in (a, b)
+    ]
+    names = dict.fromkeys([*sides[0], *sides[1]])
+    return {n: (sides[0].get(n), sides[1].get(n)) for n in names if sides[0].get(n) != sides[1].get(n)}
+
+
+def _more(progress: Progress, verdict: NightVerdict, planned: int, look: int, noun: str) -> None:
+    each = starts_by_look(planned, look) - starts_by_look(planned, look - 1)
+    progress.more_planned(2 * each, f"{suspicion(verdict)}: {counted(each, f'more {noun}')} of A and of B")
 
 
 def turn(pair: int) -> tuple[str, str]:
@@ -139,10 +178,26 @@ async def _counting_round(session: Session, side: str, number: int, clock: Clock
         results[:] = so_far
 
     name = f"round {number} on {side}"
-    diagnosis = await enough_rounds(session, 1, f"{side}/round-{number}", clock, progress, keep, name=name)
+    began_s, started_at = clock.monotonic_s(), clock.now().isoformat(timespec="seconds")
+    progress.trial_started(number, name)
+    key = f"{side}/round-{number}"
+    diagnosis = await enough_rounds(session, 1, key, clock, progress, keep, name="under load")
     if diagnosis is not None:
         raise LoadError(diagnosis.code, f"{side}: {diagnosis.message}", diagnosis.mend)
-    return counting(results)[0].measurement
+    measured = counting(results)[0].measurement
+    progress.trial_finished(
+        Trial(
+            number=number,
+            role="candidate",
+            label=name,
+            state="completed",
+            engine_args={},
+            median=measured,
+            started_at=started_at,
+            time=TrialTime(total_s=clock.monotonic_s() - began_s),
+        )
+    )
+    return measured
 
 
 def is_url(text: str) -> bool:

@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 from tuner.regress.limits import LimitVerdict
 from tuner.regress.verdict import MetricVerdict, Word
+from tuner.regress.words import describe, describe_limit
 
 _NOT_XML = re.compile(r"[^\t\n\r -\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
@@ -46,18 +47,11 @@ def verdict_cases(
         outcome = _OUTCOMES[m.verdict] if m.gate else "passed"
         cases.append(Case(name, outcome, f"{m.verdict}: {describe(m)}", blame if outcome == "failure" else m.reason))
     for limit in limits:
-        value = "not measured" if limit.now is None else f"{limit.now:g}"
         detail = blame if limit.verdict == "regressed" else limit.reason
-        cases.append(Case(limit.constraint, _OUTCOMES[limit.verdict], f"{limit.verdict}: {value} tonight", detail))
+        cases.append(
+            Case(limit.constraint, _OUTCOMES[limit.verdict], f"{limit.verdict}: {describe_limit(limit)}", detail)
+        )
     return cases
-
-
-def describe(m: MetricVerdict) -> str:
-    """`101.2 against 95.1, +6.4 % (95 % interval +3.1 to +9.9 %)`."""
-    if m.baseline is None or m.now is None or m.change is None:
-        return m.reason or "not measured"
-    interval = "" if m.ci95 is None else f" (95 % interval {m.ci95[0] * 100:+.1f} to {m.ci95[1] * 100:+.1f} %)"
-    return f"{m.now:.4g} against {m.baseline:.4g}, {m.change * 100:+.1f} %{interval}"
 
 
 def junit_xml(suite: str, cases: Sequence[Case], *, time_s: float, timestamp: str, output: str = "") -> str:

@@ -21,6 +21,11 @@ class LimitVerdict:
     broken: bool
     reason: str = ""
 
+    @property
+    def metric(self) -> str:
+        """The metric that the constraint is on."""
+        return self.constraint.partition(" ")[0]
+
 
 def judge_limits(
     constraints: Sequence[Constraint],

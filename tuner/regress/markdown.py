@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tuner.domain.units import counted
 from tuner.freeze.fingerprint import describe_gpus
 from tuner.regress.history import RollingView
 from tuner.regress.night import NightResult
 from tuner.regress.verdict import MetricVerdict, Word
+from tuner.regress.words import describe_interval, describe_limit, verdict_value
+from tuner.report.numbers import percent, signed_percent
 
 _SIGNS: dict[Word, str] = {
     "ok": "✅ ok",
@@ -28,7 +31,7 @@ def night_markdown(result: NightResult, name: str) -> str:
     if result.metrics:
         version = result.fingerprint.vllm_version or "of unknown version"
         lines += [
-            f"{_count(result.starts, 'fresh start')} tonight against {frozen.baseline.starts} at the freeze, "
+            f"{counted(result.starts, 'fresh start')} tonight against {frozen.baseline.starts} at the freeze, "
             f"{describe_gpus(result.fingerprint.gpus)}, vLLM {version}.",
             "",
             "| metric | frozen | tonight | change | 95 % interval | tolerance | verdict |",
@@ -39,7 +42,7 @@ def night_markdown(result: NightResult, name: str) -> str:
     if result.limits:
         lines += ["| constraint | tonight | verdict |", "|---|--:|---|"]
         for limit in result.limits:
-            now = "not measured" if limit.now is None else f"{limit.now:g}"
+            now = describe_limit(limit).removesuffix(" tonight")
             note = f" ({_escape(limit.reason)})" if limit.reason else ""
             lines.append(f"| {_escape(limit.constraint)} | {now} | {_SIGNS[limit.verdict]}{note} |")
         lines.append("")
@@ -65,26 +68,23 @@ def _row(m: MetricVerdict) -> str:
     name = f"**{m.metric}**" if m.gate else m.metric
     if m.baseline is None or m.now is None or m.change is None or m.ci95 is None:
         return f"| {name} | | | | | | {_SIGNS[m.verdict]} ({_escape(m.reason)}) |"
-    tolerance = "" if m.tolerance is None else f"{m.tolerance:.1%}"
+    tolerance = "" if m.tolerance is None else percent(m.tolerance)
     sign = _SIGNS[m.verdict] if m.gate else m.verdict
     return (
-        f"| {name} | {m.baseline:.4g} | {m.now:.4g} | {m.change:+.1%} "
-        f"| {m.ci95[0]:+.1%} to {m.ci95[1]:+.1%} | {tolerance} | {sign} |"
+        f"| {name} | {verdict_value(m.metric, m.baseline)} | {verdict_value(m.metric, m.now)} "
+        f"| {signed_percent(m.change)} | {describe_interval(m.ci95)} | {tolerance} | {sign} |"
     )
 
 
 def _trend(view: RollingView) -> str:
-    drift = "" if view.drift is None else f", median {view.median:.4g} ({view.drift:+.1%} from the freeze)"
-    left = f", {_count(view.left_out, 'broken night')} left out" if view.left_out else ""
-    return f"{view.metric}: {sparkline(view.trend)} over {_count(view.nights, 'night')}{drift}{left}"
+    median = verdict_value(view.metric, view.median)
+    drift = "" if view.drift is None else f", median {median} ({signed_percent(view.drift)} from the freeze)"
+    left = f", {counted(view.left_out, 'broken night')} left out" if view.left_out else ""
+    return f"{view.metric}: {sparkline(view.trend)} over {counted(view.nights, 'night')}{drift}{left}"
 
 
 def _section(title: str, items: Sequence[str]) -> list[str]:
     return [f"### {title}", "", *(f"- {_escape(item)}" for item in items), ""] if items else []
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _escape(text: str) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Measurement, metric
 from tuner.domain.outcome import Fingerprint
+from tuner.domain.units import counted
 from tuner.freeze.baseline import rounds_by_start
 from tuner.freeze.fingerprint import Difference, differences
 from tuner.regress.history import Night, NightMetric, RollingView, baseline_id, evidence_of, rolling_view
@@ -29,6 +30,8 @@ from tuner.regress.verdict import (
     overall,
     starts_by_look,
 )
+from tuner.regress.words import describe_limit
+from tuner.trial.progress import Progress
 
 ControlMode = Literal["auto", "always", "never"]
 SHOWN = (
@@ -63,6 +66,20 @@ class NightPlan:
     """auto: the stock control runs beside the extra starts that a suspicion asks for."""
     nights: Sequence[Night] = ()
     """The history of this baseline, oldest first."""
+    rebase: bool = False
+    """Tonight is going to be the baseline. The stock control runs beside every start unless it is never to run: later
+    nights tell the machine from the configuration by it, for which both have to be of the same day."""
+
+    def stock_runs(self, frozen: Frozen, look: int) -> bool:
+        """Whether the starts that look number `look` (from 1) adds are paired with starts of the stock control."""
+        if frozen.control is None or self.control == "never":
+            return False
+        return self.rebase or self.control == "always" or look > 1
+
+    def starts_for(self, frozen: Frozen, look: int) -> int:
+        """Engine starts, the stock control's among them, that look number `look` (from 1) adds."""
+        ours = starts_by_look(self.planned, look) - (starts_by_look(self.planned, look - 1) if look > 1 else 0)
+        return ours * (1 + self.stock_runs(frozen, look))
 
 
 @dataclass(frozen=True)
@@ -132,17 +149,21 @@ class _Tonight:
         return len(self.frozen) + len(self.stock)
 
 
-async def watch(frozen: Frozen, fingerprint: Fingerprint, plan: NightPlan, starter: Starter) -> NightResult:
+async def watch(
+    frozen: Frozen, fingerprint: Fingerprint, plan: NightPlan, starter: Starter, progress: Progress
+) -> NightResult:
     """Start, measure and judge; more fresh starts while the verdict asks for them, up to the bound.
 
-    EngineError and LoadError pass through: a broken night has no verdict.
+    `progress` hears how many starts are planned, and of more with the reason. EngineError and LoadError pass
+    through: a broken night has no verdict.
     """
     baseline = rounds_by_start(frozen.baseline)
     ours = Arm("frozen", frozen.engine_args, frozen.reuse_budget)
-    stock = None if frozen.control is None or plan.control == "never" else Arm("stock", frozen.control.engine_args)
+    stock = None if frozen.control is None else Arm("stock", frozen.control.engine_args)
     tonight = _Tonight()
+    progress.study_started(plan.starts_for(frozen, 1), kind="rebase" if plan.rebase else "night", unit="start")
     for look in range(1, plan.rules.looks + 1):
-        with_control = stock if plan.control == "always" or look > 1 else None
+        with_control = stock if plan.stock_runs(frozen, look) else None
         await _start_more(tonight, starts_by_look(plan.planned, look), ours, with_control, starter)
         rounds = [s.rounds for s in tonight.frozen]
         verdict = judge_night(
@@ -158,7 +179,15 @@ async def watch(frozen: Frozen, fingerprint: Fingerprint, plan: NightPlan, start
         )
         if not verdict.look_again:
             break
+        more = plan.starts_for(frozen, look + 1)
+        half = f", {more // 2} of them of the stock configuration" if plan.stock_runs(frozen, look + 1) else ""
+        progress.more_planned(more, f"{suspicion(verdict)}: {counted(more, 'more start')}{half}")
     return _result(frozen, fingerprint, plan, tonight, verdict)
+
+
+def suspicion(verdict: NightVerdict) -> str:
+    """Why another look is taken: "a suspicion (ttft_ms.p90)"."""
+    return f"a suspicion ({', '.join(name for name, m in verdict.metrics.items() if m.gate and m.suspicious)})"
 
 
 async def _start_more(tonight: _Tonight, wanted: int, ours: Arm, stock: Arm | None, starter: Starter) -> None:
@@ -199,9 +228,9 @@ def _result(
         metrics, notes = _less_the_machine(frozen, metrics, rounds, control_rounds, plan.rules)
     gate = [metrics[name].verdict for name in frozen.regress_metrics]
     word = overall([*gate, *(limit.verdict for limit in limits if limit.verdict == "regressed")])
-    notes += [f"{b.constraint}: {b.now:g} tonight, {b.reason}" for b in limits if b.reason and b.now is not None]
+    notes += [f"{b.constraint}: {describe_limit(b)}, {b.reason}" for b in limits if b.reason and b.now is not None]
     notes += [note for start in [*tonight.frozen, *tonight.stock] for note in start.notes]
-    thin = thin_baseline(frozen.baseline.starts)
+    thin = "" if plan.rebase else thin_baseline(frozen.baseline.starts, control=frozen.control is not None)
     notes += [thin] if thin else []
     result = NightResult(
         frozen=frozen,

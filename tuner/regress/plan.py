@@ -20,13 +20,17 @@ _FOUND_AT_ONCE = {1: 4, 2: 8}
 """Of ten regressions of 10 %, those found on the first night with 3 starts, by starts behind the baseline."""
 
 
-def thin_baseline(behind: int) -> str:
-    """Advice on a baseline that too few starts stand behind; '' when there is nothing to say."""
+def thin_baseline(behind: int, *, control: bool) -> str:
+    """Advice on a baseline that too few starts stand behind; '' when there is nothing to say.
+
+    With `control` a rebase starts the stock configuration as often.
+    """
     found = _FOUND_AT_ONCE.get(behind)
     if found is None:
         return ""
+    cost = REBASE_STARTS * (2 if control else 1)
     many = "a single engine start" if behind == 1 else f"{behind} engine starts"
     return (
         f"the baseline rests on {many}: of ten regressions of 10 % it finds about {found} on the first night. Write a "
-        f"better one once, while all is well: chunktune regress FROZEN --rebase FILE (it takes {REBASE_STARTS} starts)"
+        f"better one once, while all is well: chunktune regress FROZEN --rebase FILE (it takes {cost} starts)"
     )

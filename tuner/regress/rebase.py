@@ -8,11 +8,15 @@ from tuner.regress.night import NightResult
 
 
 def rebased(result: NightResult, at: str) -> Frozen:
-    """The frozen document with tonight's rounds as its baseline, tonight's fingerprint, and the old pair kept."""
+    """The frozen document with tonight's rounds as its baseline, tonight's fingerprint, and the old pair kept.
+
+    The stock control is tonight's as well. Where it did not run the new baseline has none: one of another day
+    would take that day's difference for the machine's.
+    """
     old = result.frozen
-    control = old.control
-    if control is not None and result.control_rounds:
-        control = Control(engine_args=control.engine_args, baseline=baseline_of_rounds(result.control_rounds))
+    control = None
+    if old.control is not None and result.control_rounds:
+        control = Control(engine_args=old.control.engine_args, baseline=baseline_of_rounds(result.control_rounds))
     kept = {
         "replaced_at": at,
         "created_at": old.created_at,

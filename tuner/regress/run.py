@@ -48,9 +48,8 @@ async def run_night(request: NightRequest, clock: Clock, progress: Progress) -> 
         return incomparable(frozen, fingerprint, changes)
     installed = await inspect_installed(request.choice.launcher, {**request.choice.env, **frozen.engine_env})
     check_options(installed, frozen.engine_args)
-    progress.study_started(request.plan.planned)
     starter = EngineStarter(request.choice, profile, rounds, request.seed, request.folder, clock, progress)
-    result = await watch(frozen, fingerprint, request.plan, starter)
+    result = await watch(frozen, fingerprint, request.plan, starter, progress)
     result.notes.extend(starter.said)
     write_json(
         request.folder / "night.json",

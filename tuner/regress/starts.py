@@ -85,7 +85,7 @@ class EngineStarter:
         return self.folder / ".running"
 
     async def _once(self, arm: Arm, number: int, suffix: str) -> StartResult:
-        name, label = f"start-{number:02d}-{arm.name}{suffix}", f"start {number}: {arm.name}"
+        name, label = f"start-{number:02d}-{arm.name}{suffix}", f"start {number}, {arm.name}"
         began_s, started_at = self.clock.monotonic_s(), self.clock.now().isoformat(timespec="seconds")
         self.progress.trial_started(number, label)
         config = SessionConfig.of_profile(

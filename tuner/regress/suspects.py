@@ -8,6 +8,7 @@ from tuner.domain.outcome import Fingerprint
 from tuner.freeze.fingerprint import Difference, differences
 from tuner.regress.history import Night
 from tuner.regress.verdict import MetricVerdict, Word
+from tuner.report.numbers import signed_percent
 
 
 def name_suspects(
@@ -33,7 +34,7 @@ def name_suspects(
     fresh = {c.field for c in recent}
     named += [str(c) for c in changes if c.field not in fresh]
     named += [
-        f"the machine: the stock configuration changed too ({name} {m.change:+.1%})"
+        f"the machine: the stock configuration changed too ({name} {signed_percent(m.change)})"
         for name, m in control.items()
         if m.verdict in ("regressed", "inconclusive") and m.change is not None
     ]

@@ -15,7 +15,7 @@ from rich.text import Text
 from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.measurement import metric
 from tuner.domain.outcome import Trial
-from tuner.domain.units import format_duration
+from tuner.domain.units import counted, format_duration
 from tuner.report.answer import STATE_WORDS, trial_label
 from tuner.report.numbers import metric_title, metric_value
 from tuner.report.pace import share_done, step_left_s, time_left_s
@@ -47,6 +47,7 @@ class SweepView:
         self._metric = metric_path
         self._clock = clock
         self._total = 0
+        self._unit = "trial"
         self._finished = 0
         self._finished_s: list[float] = []
         self._recent: deque[Trial] = deque(maxlen=ROWS_SHOWN)
@@ -70,12 +71,17 @@ class SweepView:
 
     # --- what the study calls ---
 
-    def study_started(self, total_trials: int, already_finished: int = 0) -> None:
-        """How many trials this run is going to make; `already_finished` came from an earlier run."""
-        self._total, self._finished = total_trials, already_finished
+    def study_started(
+        self, total_trials: int, already_finished: int = 0, *, kind: str = "study", unit: str = "trial"
+    ) -> None:
+        """How many trials this run is going to make; `already_finished` came from an earlier run.
+
+        `unit` is what is counted. Trials compete and bear their number; anything else is called by its label.
+        """
+        self._total, self._finished, self._unit = total_trials, already_finished, unit
         if self._plain:
             resumed = f", {already_finished} finished earlier" if already_finished else ""
-            self._event(f"study: {total_trials} trials{resumed}", even_quiet=False)
+            self._event(f"{kind}: {counted(total_trials, unit)}{resumed}", even_quiet=False)
         else:
             self._live = Live(
                 get_renderable=self._screen,
@@ -86,8 +92,13 @@ class SweepView:
             )
             self._live.start()
 
+    def more_planned(self, more: int, reason: str) -> None:
+        """The run has grown by `more` of what it counts; the reason stays on the screen."""
+        self._total += more
+        self.message(reason)
+
     def trial_started(self, number: int, label: str) -> None:
-        self._current = f"trial {number}, {label}"
+        self._current = self._name(number, label)
         self._trial_from_s = self._clock.monotonic_s()
         self._enter_stage(None)
         self._event(f"[{self._finished + 1}/{max(self._total, self._finished + 1)}] {self._current}: started")
@@ -113,7 +124,7 @@ class SweepView:
         left = self.time_left_s()
         rest = f", {format_duration(left)} left" if left else ""
         self._event(
-            f"[{self._finished}/{max(self._total, self._finished)}] trial {trial.number}, {trial_label(trial)}: "
+            f"[{self._finished}/{max(self._total, self._finished)}] {self._name(trial.number, trial_label(trial))}: "
             f"{_result(trial, self._metric)}{rest}",
             even_quiet=True,
         )
@@ -137,10 +148,19 @@ class SweepView:
         spent = self._clock.monotonic_s() - self._trial_from_s if self._current else 0.0
         return time_left_s(self._finished_s, self._total - self._finished, spent)
 
+    @property
+    def _competing(self) -> bool:
+        return self._unit == "trial"
+
+    def _name(self, number: int, label: str) -> str:
+        return f"trial {number}, {label}" if self._competing else label
+
     def _beats(self, trial: Trial) -> bool:
         from tuner.domain.measurement import higher_is_better
 
         value = _value(trial, self._metric)
+        if not self._competing:
+            return False
         if value is None or trial.state != "completed" or trial.violations:
             return False
         best = None if self._best is None else _value(self._best, self._metric)
@@ -154,7 +174,7 @@ class SweepView:
             took = now - self._stage_from_s
             self._stage_history.setdefault(self._stage, []).append(took)
             if self._round is not None:
-                self._event(f"  {self._stage}: {self._round[1]} requests in {format_duration(took)}")
+                self._event(f"  {self._stage}: {counted(self._round[1], 'request')} in {format_duration(took)}")
         self._stage, self._stage_from_s, self._round = text, now, None
 
     def _event(self, text: str, *, even_quiet: bool = False) -> None:
@@ -169,26 +189,30 @@ class SweepView:
         if self._recent:
             parts.append(self._table())
         parts.append(self._overall())
-        if self._current:
+        if self._current or self._stage:
             parts.append(self._step())
         return Group(*parts)
 
     def _table(self) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-        for heading in ("trial", "configuration", metric_title(self._metric), "result"):
+        names = ("trial", "configuration") if self._competing else (self._unit,)
+        for heading in (*names, metric_title(self._metric), "result"):
             table.add_column(heading, justify="right" if heading == "trial" else "left", overflow="ellipsis")
         for trial in self._recent:
             best = trial is self._best
             value = metric_value(self._metric, _value(trial, self._metric))
             state = "best so far" if best else _state(trial)
-            cells = (str(trial.number), trial_label(trial), value, state)
+            name = (str(trial.number), trial_label(trial)) if self._competing else (trial_label(trial),)
+            cells = (*name, value, state)
             table.add_row(*(Text(c) for c in cells), style="bold green" if best else _style(trial))
         return table
 
     def _overall(self) -> Table:
         left = self.time_left_s()
-        rest = f"about {format_duration(left)} left" if left is not None else "time left after the first trial"
-        return self._bar(f"{self._finished} of {self._total} trials", self._finished, max(self._total, 1), rest)
+        rest = f"about {format_duration(left)} left" if left is not None else f"time left after the first {self._unit}"
+        return self._bar(
+            f"{self._finished} of {counted(self._total, self._unit)}", self._finished, max(self._total, 1), rest
+        )
 
     def _bar(self, name: str, done: float | None, total: float, rest: str) -> Table:
         row = Table.grid(padding=(0, 1))
@@ -204,7 +228,7 @@ class SweepView:
 
     def _step(self) -> Table:
         elapsed = self._clock.monotonic_s() - self._stage_from_s
-        name = f"{self._current}: {self._stage}" if self._stage else f"{self._current}"
+        name = ": ".join(part for part in (self._current, self._stage) if part)
         if self._round is not None:
             done, total = self._round
             left = step_left_s(elapsed, done, total)

@@ -10,7 +10,11 @@ from tuner.domain.outcome import Trial
 class Progress(Protocol):
     """Events of a sweep, in order; none of them may block."""
 
-    def study_started(self, total_trials: int) -> None: ...
+    def study_started(self, total_trials: int, *, kind: str = "study", unit: str = "trial") -> None:
+        """`total_trials` of what `unit` names (in the singular) are planned, for what `kind` names."""
+
+    def more_planned(self, more: int, reason: str) -> None:
+        """The plan has grown by `more`; `reason` is a whole sentence for people."""
 
     def trial_started(self, number: int, label: str) -> None: ...
 
@@ -26,7 +30,10 @@ class Progress(Protocol):
 class Silent:
     """Nobody watches."""
 
-    def study_started(self, total_trials: int) -> None:
+    def study_started(self, total_trials: int, *, kind: str = "study", unit: str = "trial") -> None:
+        pass
+
+    def more_planned(self, more: int, reason: str) -> None:
         pass
 
     def trial_started(self, number: int, label: str) -> None:

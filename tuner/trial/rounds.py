@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from tuner.clock import Clock
 from tuner.domain.outcome import Diagnosis
+from tuner.domain.units import counted
 from tuner.engine.causes import CAUSES
 from tuner.engine.diagnosis import cause
 from tuner.trial.progress import Progress
@@ -63,5 +64,7 @@ async def enough_rounds(
         return None
     last = next(r for r in reversed(results) if r.measurement.void is not None)
     code = last.observation.void_code or "http_error"
-    what = f"{len(results) - len(good)} of {len(results)} rounds do not count: {last.measurement.void}"
+    void = len(results) - len(good)
+    do = "does" if void == 1 else "do"
+    what = f"{void} of {counted(len(results), 'round')} {do} not count: {last.measurement.void}"
     return cause(code, what) if code in CAUSES else Diagnosis(code=code, message=what, mend=_MENDS.get(code, ""))

@@ -9,23 +9,34 @@ from typing import Any
 import pytest
 
 from tests.fakes.frozen_trials import frozen_of, round_of, trial_of
+from tests.fakes.heard import Heard
 from tests.fakes.scripted_starts import ScriptedStarts
+from tuner.domain.candidate import ReuseBudget
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Latency, Measurement
 from tuner.domain.outcome import Fingerprint
 from tuner.domain.profile import Constraint
 from tuner.errors import FileFormatError
 from tuner.freeze import load_frozen, save_frozen
-from tuner.regress.compare import compare_configurations, evidence, same_kind, turn
+from tuner.regress.compare import (
+    Comparison,
+    compare_configurations,
+    configuration_differences,
+    evidence,
+    same_kind,
+    turn,
+)
 from tuner.regress.history import append_night, baseline_id, evidence_of, read_nights, rolling_view
 from tuner.regress.junit import Case, junit_xml, verdict_cases
-from tuner.regress.limits import judge_limits
+from tuner.regress.limits import LimitVerdict, judge_limits
 from tuner.regress.markdown import night_markdown, sparkline
 from tuner.regress.night import NightPlan, NightResult, incomparable, watch
 from tuner.regress.plan import default_starts, thin_baseline
 from tuner.regress.rebase import rebased
 from tuner.regress.starts import Arm, profile_of
-from tuner.regress.verdict import Rules
+from tuner.regress.verdict import MetricVerdict, Rules
+from tuner.regress.words import describe, describe_limit
+from tuner.trial.progress import Progress, Silent
 
 STOCK: dict[str, Any] = {"engine_args": {"max_num_seqs": 64}, "effective_args": {"max_num_seqs": 64}}
 STARTS_MS = [99.0, 100.0, 101.5, 100.5, 99.5, 98.5]
@@ -41,11 +52,16 @@ def frozen(**changes: Any) -> Frozen:
 
 
 async def night(
-    starts: ScriptedStarts, document: Frozen | None = None, now: Fingerprint | None = None, **plan: Any
+    starts: ScriptedStarts,
+    document: Frozen | None = None,
+    now: Fingerprint | None = None,
+    progress: Progress | None = None,
+    **plan: Any,
 ) -> NightResult:
     document = document or frozen()
     fields: dict[str, Any] = {"planned": 3, "rules": Rules(), "control": "never"}
-    return await watch(document, now or document.fingerprint, NightPlan(**(fields | plan)), starts)
+    the_plan = NightPlan(**(fields | plan))
+    return await watch(document, now or document.fingerprint, the_plan, starts, progress or Silent())
 
 
 async def test_a_calm_night_takes_the_planned_starts() -> None:
@@ -83,6 +99,30 @@ async def test_the_control_is_interleaved_turn_about_and_only_with_the_extra_sta
     assert starts.order[:3] == ["frozen"] * 3
     assert starts.order[3:7] == ["stock", "frozen", "frozen", "stock"]
     assert result.control["ttft_ms.p90"].change == pytest.approx(0.2, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("control", "first", "extra"),
+    [
+        ("never", 3, [(3, "a suspicion (ttft_ms.p90): 3 more starts")]),
+        ("auto", 3, [(6, "a suspicion (ttft_ms.p90): 6 more starts, 3 of them of the stock configuration")]),
+        ("always", 6, [(6, "a suspicion (ttft_ms.p90): 6 more starts, 3 of them of the stock configuration")]),
+    ],
+)
+async def test_the_starts_are_counted_before_they_are_made(
+    control: str, first: int, extra: list[tuple[int, str]]
+) -> None:
+    starts, heard = ScriptedStarts({"frozen": [120.0], "stock": [120.0]}), Heard()
+    await night(starts, progress=heard, control=control)
+    assert heard.planned == [(first, "night", "start")]
+    assert heard.more == extra
+    assert len(starts.order) == heard.total
+
+
+async def test_a_night_without_a_stock_control_counts_none() -> None:
+    starts, heard = ScriptedStarts({"frozen": [120.0]}), Heard()
+    await night(starts, frozen(control=None), progress=heard, control="always")
+    assert len(starts.order) == heard.total == 6
 
 
 async def test_what_the_machine_did_to_stock_too_is_not_the_configurations_fault() -> None:
@@ -201,7 +241,10 @@ def test_a_history_of_somebody_else_is_refused(tmp_path: Path) -> None:
 
 async def test_a_rebase_keeps_the_old_baseline_and_can_be_read_again(tmp_path: Path) -> None:
     document = frozen()
-    result = await night(ScriptedStarts({"frozen": [110.0], "stock": [130.0]}), document, control="always")
+    starts, heard = ScriptedStarts({"frozen": [110.0], "stock": [130.0]}), Heard()
+    result = await night(starts, document, progress=heard, rules=Rules(looks=1), control="auto", rebase=True)
+    assert heard.planned == [(6, "rebase", "start")]
+    assert len(starts.order) == heard.total
     fresh = rebased(result, "2026-11-02T00:00:00+00:00")
     assert fresh.baseline.starts == result.starts
     assert fresh.baseline.median.ttft_ms is not None
@@ -211,6 +254,25 @@ async def test_a_rebase_keeps_the_old_baseline_and_can_be_read_again(tmp_path: P
     assert fresh.control.baseline.starts == len(result.control_rounds)
     save_frozen(tmp_path / "f.json", fresh)
     assert load_frozen(tmp_path / "f.json") == fresh
+
+
+async def test_a_rebase_without_the_stock_configuration_keeps_no_control_of_another_day() -> None:
+    document = frozen()
+    starts = ScriptedStarts({"frozen": [110.0]})
+    fresh = rebased(await night(starts, document, rules=Rules(looks=1), control="never", rebase=True), "2026-11-02")
+    assert starts.order == ["frozen"] * 3
+    assert fresh.control is None
+    assert document.control is not None
+    assert fresh.previous[0]["control"] == document.control.to_json()
+
+
+async def test_the_advice_to_rebase_is_given_on_any_night_but_a_rebase() -> None:
+    document = frozen()
+    document = document.model_copy(update={"baseline": document.baseline.model_copy(update={"starts": 1})})
+    plain = await night(ScriptedStarts({"frozen": [100.0], "stock": [120.0]}), document)
+    assert any("--rebase" in note and "it takes 24 starts" in note for note in plain.notes)
+    rebase = await night(ScriptedStarts({"frozen": [100.0], "stock": [120.0]}), document, rebase=True)
+    assert not any("--rebase" in note for note in rebase.notes)
 
 
 def limit(text: str, then: list[list[Measurement]], now: list[list[Measurement]]) -> tuple[str, bool]:
@@ -274,12 +336,32 @@ async def test_markdown_shows_verdict_table_trend_and_cause() -> None:
     assert text.startswith("## chunktune: chat \\| 70b: ❌ regressed")
     assert "| **ttft_ms.p90** |" in text
     assert "▁" in text
+    row = next(line for line in text.splitlines() if line.startswith("| **ttft_ms.p90** |"))
+    assert [cell.strip() for cell in row.split("|")[2:5]] == ["99.8 ms", "120 ms", "+20 %"]
+    assert "| **request_throughput** | 40 req/s | 40.0 req/s | ±0 % | −2.4 % to +2.5 % | 2.1 % |" in text
     assert "### Suspects" in text
 
 
 async def test_a_simulated_night_says_so() -> None:
     text = night_markdown(await night(ScriptedStarts({"frozen": [100.0]}), frozen(simulated=True)), "x")
     assert "SIMULATED" in text
+
+
+def test_a_verdict_in_words_has_units_and_one_style_of_percent() -> None:
+    judged = MetricVerdict("ttft_ms.p90", True, "ok", 95.12, 94.9, -0.0002, (-0.054, 0.123))
+    assert describe(judged) == "94.9 ms against 95.1 ms, ±0 % (95 % interval −5.4 % to +12 %)"
+    rate = MetricVerdict("request_throughput", True, "ok", 40.12, 44.0, 0.097)
+    assert describe(rate) == "44 req/s against 40.1 req/s, +9.7 %"
+    share = MetricVerdict("prefix_hit_rate", False, "ok", 0.9561, 0.9561, 0.0)
+    assert describe(share) == "95.6 % against 95.6 %, ±0 %"
+    assert describe(MetricVerdict("itl_ms.p99", False, "ok", None, None)) == "not measured"
+
+
+def test_a_limit_in_words_can_be_told_from_its_value() -> None:
+    assert describe_limit(LimitVerdict("ttft_ms.p99 <= 280", "ok", 280.34, broken=True)) == "280.3 ms tonight"
+    assert describe_limit(LimitVerdict("memory.peak_fraction <= 0.95", "ok", 0.9612, broken=True)) == "0.9612 tonight"
+    assert describe_limit(LimitVerdict("failed_requests == 0", "ok", 1, broken=True)) == "1 tonight"
+    assert describe_limit(LimitVerdict("itl_ms.p99 <= 10", "inconclusive", None, broken=False)) == "not measured"
 
 
 def test_an_incomparable_night_has_no_table() -> None:
@@ -315,8 +397,8 @@ def test_junit_carries_no_character_that_xml_cannot() -> None:
 
 def test_the_default_number_of_starts() -> None:
     assert [default_starts(n) for n in (1, 2, 3, 6, 12, 30)] == [3, 3, 3, 3, 1, 1]
-    assert "--rebase" in thin_baseline(1)
-    assert thin_baseline(3) == ""
+    assert "--rebase FILE (it takes 12 starts)" in thin_baseline(1, control=False)
+    assert thin_baseline(3, control=True) == ""
 
 
 def test_the_frozen_file_as_a_profile_keeps_what_an_engine_needs() -> None:
@@ -327,23 +409,49 @@ def test_the_frozen_file_as_a_profile_keeps_what_an_engine_needs() -> None:
     assert profile.workload == document.workload
 
 
+async def compared(starts: ScriptedStarts, progress: Progress) -> Comparison:
+    names, gate = ("a", "b"), ["ttft_ms.p90"]
+    return await compare_configurations(
+        Arm("A", {}), Arm("B", {}), names, gate, starts=2, rules=Rules(), starter=starts, progress=progress
+    )
+
+
 async def test_two_configurations_run_turn_about() -> None:
     starts = ScriptedStarts({"A": [100.0], "B": [130.0]})
-    result = await compare_configurations(
-        Arm("A", {}), Arm("B", {}), ("a", "b"), ["ttft_ms.p90"], starts=2, rules=Rules(), starter=starts
-    )
+    heard = Heard()
+    result = await compared(starts, heard)
     assert starts.order[:4] == ["A", "B", "B", "A"]
+    assert heard.planned == [(4, "comparison", "start")]
+    assert heard.more == [(4, "a suspicion (ttft_ms.p90): 2 more starts of A and of B")]
+    assert len(starts.order) == heard.total
     assert result.verdict == "regressed"
     assert result.to_json()["metrics"]["ttft_ms.p90"]["change"] == pytest.approx(0.3, abs=0.01)
 
 
 async def test_equal_configurations_do_not_differ() -> None:
     starts = ScriptedStarts({"A": [100.0, 101.0], "B": [101.0, 100.0]})
-    result = await compare_configurations(
-        Arm("A", {}), Arm("B", {}), ("a", "b"), ["ttft_ms.p90"], starts=2, rules=Rules(), starter=starts
-    )
+    result = await compared(starts, Silent())
     assert result.verdict == "ok"
     assert len(starts.order) == 4
+
+
+def test_how_two_configurations_differ() -> None:
+    a = frozen(engine_args={"max_num_batched_tokens": 512, "max_num_seqs": 64, "max_model_len": 2048})
+    assert configuration_differences(a, a) == {}
+    assert configuration_differences(a, a.model_copy(update={"reuse_budget": ReuseBudget()})) == {}
+    b = a.model_copy(
+        update={
+            "engine_args": {"max_num_batched_tokens": 2048, "max_num_seqs": 64},
+            "reuse_budget": ReuseBudget(max_cached_blocks=100),
+            "engine_env": {},
+        }
+    )
+    assert configuration_differences(a, b) == {
+        "max_num_batched_tokens": (512, 2048),
+        "max_model_len": (2048, None),
+        "env HF_HOME": ("/models", None),
+        "reuse_budget.max_cached_blocks": (0, 100),
+    }
 
 
 def test_sides_of_a_comparison() -> None:

@@ -47,6 +47,42 @@ def test_without_a_terminal_every_event_is_one_line() -> None:
     assert "\x1b" not in out.getvalue()
 
 
+def test_what_is_no_trial_is_counted_by_its_own_word_and_grows_with_a_reason() -> None:
+    clock = FakeClock()
+    view, out = plain_view(clock)
+    view.study_started(1, kind="night", unit="start")
+    for number in range(1, 4):
+        view.trial_started(number, f"start {number}, frozen")
+        clock.advance(60)
+        view.trial_finished(studies.trial(number, {}, 142.0, label=f"start {number}, frozen"))
+        if number == 1:
+            view.more_planned(2, "a suspicion: 2 more starts")
+    lines = out.getvalue().splitlines()
+    assert lines[:2] == ["night: 1 start", "[1/1] start 1, frozen: started"]
+    assert lines[3:5] == ["a suspicion: 2 more starts", "[2/3] start 2, frozen: started"]
+    assert lines[5].startswith("[2/3] start 2, frozen: TTFT P90 1")
+    assert lines[5].endswith("1 min 30 s left")
+    assert "trial" not in out.getvalue()
+
+
+def test_starts_on_a_terminal_do_not_compete() -> None:
+    clock = FakeClock()
+    view = SweepView(Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None), clock=clock)
+    screen = io.StringIO()
+    with view:
+        view.study_started(2, kind="night", unit="start")
+        view.stage("warming up")
+        Console(file=screen, width=100).print(view._screen())
+        view.trial_finished(studies.trial(1, {}, 142.0, label="start 1, frozen"))
+        Console(file=screen, width=100).print(view._screen())
+    text = screen.getvalue()
+    assert "warming up" in text
+    assert "1 of 2 starts" in text
+    assert "start 1, frozen" in text
+    assert "trial" not in text
+    assert "best so far" not in text
+
+
 def test_quiet_keeps_results_and_messages() -> None:
     clock = FakeClock()
     view, out = plain_view(clock, quiet=True)

@@ -74,5 +74,6 @@ async def test_when_it_is_given_up(code: str, driven: int) -> None:
     diagnosis, session, _ = await played([code] * 5, 1)
     assert diagnosis is not None
     assert diagnosis.code == code
-    assert f"because of {code}" in diagnosis.message
+    said = "3 of 3 rounds do not count" if driven == 3 else "1 of 1 round does not count"
+    assert f"{said}: because of {code}" in diagnosis.message
     assert len(session.began) == driven
