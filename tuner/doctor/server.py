@@ -50,7 +50,8 @@ async def judge_server(target: Target, profile: Profile, clock: Clock, env: Mapp
         facts = await probe(target)
     except LoadError as error:
         return [explain(error, target, env)]
-    lines = [ok("server", f"{target.base} serves {facts.model!r}")]
+    what = " (chunktune's simulated engine)" if facts.simulated else ""
+    lines = [ok("server", f"{target.base} serves {facts.model!r}{what}")]
     lines += _facts(facts)
     metrics = await scrape(target.base, headers=target.headers)
     block_size, kv_tokens = (None, None)

@@ -96,7 +96,8 @@ async def compare_servers(
             if not verdict.look_again:
                 break
             _more(progress, verdict, rounds, look + 1, "round")
-    return Comparison((a.base, b.base), verdict.verdict, verdict.metrics, [], (done["A"], done["B"]))
+        simulated = session_a.facts.simulated or session_b.facts.simulated
+    return Comparison((a.base, b.base), verdict.verdict, verdict.metrics, [], (done["A"], done["B"]), simulated)
 
 
 async def compare_configurations(

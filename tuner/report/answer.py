@@ -29,6 +29,7 @@ Kind = Literal["winner", "stock_will_do", "stock_best", "no_feasible", "nothing_
 """`stock_will_do`: what measured best of the others is not better than stock; it is marked and frozen all the same."""
 
 
+SIMULATED = "SIMULATED: no engine and no GPU were measured; the numbers come from a model of them."
 TTFT_COLUMNS = ("ttft_ms.p50", "ttft_ms.p90", "ttft_ms.p99")
 """What every table of configurations shows."""
 

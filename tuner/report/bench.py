@@ -12,6 +12,7 @@ from rich.text import Text
 from tuner.domain.measurement import LATENCIES, Latency, Measurement, metric
 from tuner.domain.outcome import Trial
 from tuner.domain.units import counted
+from tuner.report.answer import SIMULATED, limit_text
 from tuner.report.numbers import metric_title, metric_value, ms
 
 WIDE = 80
@@ -44,7 +45,7 @@ class _Bench:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         trial = self.trial
-        parts: list[RenderableType] = []
+        parts: list[RenderableType] = [Text(SIMULATED, "bold yellow")] if trial.simulated else []
         if trial.median is None:
             parts.append(Text(f"{trial.label}: no round counts", style="bold"))
         else:
@@ -53,7 +54,7 @@ class _Bench:
             parts += [
                 Text(f"not measured: {name}: {reason}", style="dim") for name, reason in trial.median.unmeasured.items()
             ]
-        parts += [Text(f"violated: {violation}", style="red") for violation in trial.violations]
+        parts += [Text(f"outside {limit_text(violation)}", style="red") for violation in trial.violations]
         parts += [Text(f"note: {warning}", style="yellow") for warning in trial.warnings]
         if trial.message:
             parts.append(Text(f"{trial.cause}: {trial.message}", style="red"))

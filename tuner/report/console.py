@@ -14,6 +14,7 @@ from tuner.domain.measurement import metric
 from tuner.domain.outcome import StudyFile, Summary, TableRow, Trial
 from tuner.domain.units import format_duration
 from tuner.report.answer import (
+    SIMULATED,
     STATE_WORDS,
     TTFT_COLUMNS,
     Answer,
@@ -68,7 +69,7 @@ class _Closing:
 
 
 def _simulated_banner() -> Text:
-    return Text("SIMULATED: no engine and no GPU were measured; the numbers come from a model of them.", "bold yellow")
+    return Text(SIMULATED, "bold yellow")
 
 
 def _table(summary: Summary, trials: Sequence[Trial], beside: Sequence[str], *, wide: bool) -> Table:

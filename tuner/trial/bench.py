@@ -34,6 +34,7 @@ async def bench_server(
     started_at = clock.now().isoformat(timespec="seconds")
     results: list[RoundResult] = []
     labels: list[str] = []
+    simulated = False
     load_s = 0.0
 
     def trial(state: State, diagnosis: Diagnosis | None = None) -> Trial:
@@ -44,6 +45,7 @@ async def bench_server(
             role="candidate",
             label=target.base,
             state=state,
+            simulated=simulated,
             cause=diagnosis.code if diagnosis else None,
             message=diagnosis.message if diagnosis else None,
             engine_args={},
@@ -70,6 +72,7 @@ async def bench_server(
             block_size=profile.engine.block_size,
             on_progress=progress.round_progress,
         ) as session:
+            simulated = session.facts.simulated
 
             def keep(so_far: list[RoundResult]) -> None:
                 nonlocal load_s

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.contract.engine.serving import CHECKS, OPTIONS, START_FAILURES, Server, failed_start, started
+from tuner.load.probe import probe
+from tuner.load.target import Target
 
 pytest.importorskip("aiconfigurator_core", reason="the step-time tables are not installed (extra `sim`)")
 
@@ -33,6 +35,11 @@ def test_it_refuses_to_start_as_vllm_does(options: list[str], code: int, says: s
     exit_code, output = failed_start([*COMMAND, *options], ENV, 60)
     assert says in output
     assert exit_code == code
+
+
+async def test_it_says_what_it_is(server: Server) -> None:
+    """`bench` and `compare` of a URL label its numbers by that."""
+    assert (await probe(Target(server.base_url))).simulated
 
 
 def test_memory_is_told_by_part(server: Server) -> None:

@@ -56,6 +56,15 @@ def test_the_title_counts_the_rounds_that_count() -> None:
     assert "median of 1 round, then interrupted" in shown(interrupted, 80)
 
 
+def test_a_simulated_server_is_labelled() -> None:
+    assert "SIMULATED" not in shown(measured(), 80)
+    assert shown(measured(simulated=True), 80).startswith("SIMULATED: no engine and no GPU were measured")
+
+
+def test_a_broken_limit_is_in_words() -> None:
+    assert "outside itl_ms.p99 <= 250 (605 ms)" in shown(measured(violations=["itl_ms.p99 <= 250: 605.246"]), 80)
+
+
 def test_without_a_round_there_is_the_reason() -> None:
     trial = measured(0, median=None, state="load_failed", cause="warm_cache", message="[b]2 of 2[/b]", ci95={})
     text = shown(trial, 80)
