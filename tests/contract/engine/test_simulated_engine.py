@@ -39,7 +39,7 @@ def test_it_refuses_to_start_as_vllm_does(options: list[str], code: int, says: s
 
 async def test_it_says_what_it_is(server: Server) -> None:
     """`bench` and `compare` of a URL label its numbers by that."""
-    assert (await probe(Target(server.base_url))).simulated
+    assert (await probe(Target(f"http://127.0.0.1:{server.port}"))).simulated
 
 
 def test_memory_is_told_by_part(server: Server) -> None:
