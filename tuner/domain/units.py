@@ -33,6 +33,11 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+def counted(number: int, noun: str) -> str:
+    """A number of things for people: "1 trial", "2 trials"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def _duration_before(value: Any) -> Any:
     return parse_duration_s(value) if isinstance(value, str) else _refuse_bare_number(value)
 
