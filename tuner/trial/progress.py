@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tuner.domain.outcome import Trial
@@ -10,7 +11,11 @@ from tuner.domain.outcome import Trial
 class Progress(Protocol):
     """Events of a sweep, in order; none of them may block."""
 
-    def study_started(self, total_trials: int) -> None: ...
+    def study_started(self, total_trials: int, earlier: Sequence[Trial] = ()) -> None:
+        """How many trials the study has, as far as it is known; those in `earlier` are measured already."""
+
+    def replanned(self, total_trials: int) -> None:
+        """More is known about the number of trials."""
 
     def trial_started(self, number: int, label: str) -> None: ...
 
@@ -20,13 +25,17 @@ class Progress(Protocol):
 
     def trial_finished(self, trial: Trial) -> None: ...
 
-    def message(self, text: str) -> None: ...
+    def message(self, text: str, *, routine: bool = False) -> None:
+        """A sentence for people; a `routine` one is no warning."""
 
 
 class Silent:
     """Nobody watches."""
 
-    def study_started(self, total_trials: int) -> None:
+    def study_started(self, total_trials: int, earlier: Sequence[Trial] = ()) -> None:
+        pass
+
+    def replanned(self, total_trials: int) -> None:
         pass
 
     def trial_started(self, number: int, label: str) -> None:
@@ -41,5 +50,5 @@ class Silent:
     def trial_finished(self, trial: Trial) -> None:
         pass
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, *, routine: bool = False) -> None:
         pass
