@@ -11,13 +11,13 @@ from tuner.domain.candidate import Candidate
 from tuner.domain.units import counted
 from tuner.engine.launch import command_line
 from tuner.space.search_space import search_space
-from tuner.study.checks import check_before_start, corner
 from tuner.study.choice import label_of
 from tuner.study.opening import check_continuable, study_path
 from tuner.study.references import reference_candidates
 from tuner.study.search import planned_candidates
 from tuner.study.sweep import SweepRequest
 from tuner.trial.artifacts import StudyDirectory
+from tuner.trial.checks import check_before_start, corner
 from tuner.trial.fingerprint import take_fingerprint
 from tuner.trial.session import SessionConfig
 

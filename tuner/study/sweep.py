@@ -22,7 +22,6 @@ from tuner.space.alignment import is_aligned
 from tuner.space.search_space import declared_block_size, search_space
 from tuner.study import finals as final
 from tuner.study.ahead import standing, trials_ahead
-from tuner.study.checks import check_before_start
 from tuner.study.choice import candidate_of, label_of, winner
 from tuner.study.opening import exclusive, open_or_create, study_path
 from tuner.study.references import reference_candidates
@@ -30,6 +29,7 @@ from tuner.study.search import Search, Suggestion, open_study, settle_leftovers
 from tuner.study.storage import open_storage
 from tuner.study.summary import build_summary
 from tuner.trial.artifacts import StudyDirectory, earlier_s
+from tuner.trial.checks import check_before_start
 from tuner.trial.fingerprint import take_fingerprint
 from tuner.trial.launcher import EngineChoice
 from tuner.trial.progress import Progress
