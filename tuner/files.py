@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,21 @@ def refuse_foreign(path: Path, mark: bytes) -> None:
 def write_json(path: Path, value: Any) -> None:
     """`write_whole` of a JSON document."""
     write_whole(path, dump_json(value))
+
+
+def renew_json(path: Path, value: Any, *, but: Collection[str] = ()) -> None:
+    """`write_json`, unless the file says the same already, its keys in `but` aside."""
+    try:
+        there, new = orjson.loads(path.read_bytes()), orjson.loads(dump_json(value))
+    except (OSError, orjson.JSONDecodeError):
+        there = new = None
+    same = isinstance(there, dict) and isinstance(new, dict) and _without(there, but) == _without(new, but)
+    if not same:
+        write_json(path, value)
+
+
+def _without(value: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: each for name, each in value.items() if name not in names}
 
 
 def read_bounded(path: Path) -> bytes:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -231,6 +232,9 @@ def test_fault(fault: Fault, tmp_path: Path) -> None:
         # What the rounds found out carries no mend of its own.
         assert trial["mend"] or state in ("completed", "load_failed") or cause == "engine_stalled"
     assert fault.words in said
+    if fault.exit_code == 0:
+        number, total = re.findall(r"^\[(\d+)/(\d+)\] ", done.stderr, re.MULTILINE)[-1]
+        assert number == total == str(len(trials)), "repeated and refused trials are counted too"
     if fault.launches is not None:
         counted = folder / "state" / "starts"
         assert (counted.stat().st_size if counted.exists() else 0) == fault.launches
@@ -243,7 +247,7 @@ def play(fault: Fault, folder: Path) -> tuple[subprocess.CompletedProcess[str], 
     profile.write_text(PROFILE)
     script = {"state": str(folder / "state"), **STEADY, **fault.script}
     command = [sys.executable, "-m", "tuner", "sweep", str(profile), "--vllm", FAKE, "--out", str(folder)]
-    command += ["--quiet", *(word for given in fault.overrides for word in ("--set", given))]
+    command += [word for given in fault.overrides for word in ("--set", given)]
     env = {**os.environ, "FAKE_VLLM": json.dumps(script), "CHUNKTUNE_TEST_MARK": str(folder)}
     done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240, check=False)
     assert alive(folder) == []

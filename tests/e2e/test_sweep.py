@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -66,7 +68,7 @@ def scored(study: Path) -> list[dict[str, Any]]:
 
 def candidate_under_way(study: Path) -> bool:
     """Whether a candidate has measured its first round and not its last."""
-    return any(t["role"] == "candidate" and t["state"] == "interrupted" for t in trials(study))
+    return any(t["role"] == "candidate" and t["state"] == "interrupted" and t["rounds"] for t in trials(study))
 
 
 def engines_below(folder: Path) -> list[int]:
@@ -92,6 +94,25 @@ def wait_until(condition: Any, wait_s: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+def counts(stderr: str) -> list[tuple[int, int]]:
+    """The `[n/m]` of each finished trial."""
+    lines = re.findall(r"^\[(\d+)/(\d+)\] (?!.*: started$)", stderr, re.MULTILINE)
+    return [(int(n), int(m)) for n, m in lines]
+
+
+def assert_time_adds_up(study: Path) -> None:
+    """Every second of the study is in one of its parts, and each part is the sum over its trials."""
+    time_of, found = json.loads((study / "summary.json").read_text())["time"], [t["time"] for t in trials(study)]
+    parts = [time_of["engine_start_s"], time_of["load_s"], time_of["overhead_s"]]
+    assert min(parts) >= 0
+    assert time_of["total_s"] == pytest.approx(sum(parts))
+    assert time_of["total_s"] >= sum(t["total_s"] for t in found) - 1e-6
+    assert time_of["load_s"] == pytest.approx(sum(t["load_s"] for t in found))
+    assert time_of["engine_start_s"] == pytest.approx(sum(t["engine_start_s"] + t["stop_s"] for t in found))
+    for trial in found:
+        assert trial["total_s"] >= trial["engine_start_s"] + trial["load_s"] + trial["stop_s"] - 1e-6
+
+
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """One whole sweep, looked at by several tests."""
@@ -115,7 +136,13 @@ def test_a_sweep_finds_a_winner_and_freezes_it(swept: tuple[Path, subprocess.Com
     assert all(row["ttft_p90_ms"] > 0 for row in summary["table"])
     assert sum(row["best"] for row in summary["table"]) == 1
     assert "ttft_ms.p90" in summary["improvement"]
-    assert summary["time"]["total_s"] >= summary["time"]["load_s"] > 0
+    assert summary["time"]["load_s"] > 0
+    assert_time_adds_up(study)
+    numbers = counts(done.stderr)
+    assert [n for n, _ in numbers] == list(range(1, len(numbers) + 1))
+    assert numbers[-1] == (len(numbers), len(numbers)), "the last trial is the last one of the count"
+    repeated = len(trials(study)) - len(scored(study))
+    assert f"study: {len(numbers) - repeated} trials\n" in done.stderr
 
 
 def test_the_folder_holds_what_the_contract_says(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
@@ -153,19 +180,72 @@ def test_the_baseline_and_the_best_are_measured_again_on_fresh_starts(
 
 def test_the_same_command_finds_it_done(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder = swept[0]
-    before = {f: f.read_bytes() for f in folder.glob("results/tiny/trials/*/trial.json")}
+    study = folder / "results/tiny"
+
+    def files() -> dict[Path, tuple[bytes, int]]:
+        return {f: (f.read_bytes(), f.stat().st_mtime_ns) for f in study.rglob("*") if f.is_file()}
+
+    before = files()
     again = run("sweep", "tiny.yaml", "--engine", "sim", cwd=folder)
     assert again.returncode == 0, again.stderr
-    assert {f: f.read_bytes() for f in folder.glob("results/tiny/trials/*/trial.json")} == before
+    assert files() == before, "nothing was measured, so nothing is written"
     assert "SIMULATED" in again.stdout
+    assert f"study: {len(trials(study))} trials\n" in again.stderr
+    assert again.stderr.endswith("nothing was left to measure\n")
+    assert counts(again.stderr) == []
+
+
+def test_the_committed_example_is_whole_and_left_as_it_is(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "results/reference"
+    shutil.copytree(example, tmp_path / "reference")
+    done = run("sweep", "quick", "--engine", "sim", "--study", "reference", "--out", tmp_path, "--quiet", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    for file in (f for f in example.rglob("*") if f.is_file() and f.name != ".lock"):
+        assert (tmp_path / "reference" / file.relative_to(example)).read_bytes() == file.read_bytes(), file
+
+
+def test_what_a_missing_document_said_is_written_again(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
+    folder = swept[0]
+    shutil.copytree(folder / "results/tiny", folder / "copies/tiny")
+    (folder / "copies/tiny/summary.json").unlink()
+    (folder / "copies/tiny/frozen.json").write_text("{}")
+    done = run("sweep", "tiny.yaml", "--engine", "sim", "--out", "copies", "--quiet", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert_time_adds_up(folder / "copies/tiny")
+    frozen = [json.loads((folder / out / "tiny/frozen.json").read_text()) for out in ("results", "copies")]
+    assert [f.pop("created_at") != "" for f in frozen] == [True, True]
+    assert frozen[0] == frozen[1]
+
+
+def test_one_round_and_one_candidate_are_counted_as_they_are(tmp_path: Path, profile: Path) -> None:
+    """Two trials, then a single start of each in the finals."""
+    arguments = ["sweep", profile, "--engine", "sim", "--rounds", "1", "--set", "space.max_num_batched_tokens=[256]"]
+    done = run(*arguments, "--trials", "1", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "study: 4 trials\n" in done.stderr
+    made = len(trials(tmp_path / "results/tiny"))
+    assert counts(done.stderr)[-1] == (made, made)
+
+
+def test_quiet_says_nothing_while_all_is_well(tmp_path: Path, profile: Path) -> None:
+    arguments = ["sweep", profile, "--engine", "sim", "--quiet", "--rounds", "1"]
+    done = run(*arguments, "--set", "space.max_num_batched_tokens=[256]", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "256" in done.stdout
+    study = tmp_path / "results/tiny"
+    if len(scored(study)) == len(trials(study)):
+        assert done.stderr == ""
 
 
 def test_another_workload_is_not_mixed_in(swept: tuple[Path, subprocess.CompletedProcess[str]]) -> None:
     folder = swept[0]
-    refused = run("sweep", "tiny.yaml", "--engine", "sim", "--set", "workload.requests=25", cwd=folder)
-    assert refused.returncode == 2
-    assert "workload.requests" in refused.stderr
-    assert "--fresh" in refused.stderr
+    for more in ([], ["--dry-run"]):
+        arguments = ["sweep", "tiny.yaml", "--engine", "sim", "--set", "workload.requests=25", *more]
+        refused = run(*arguments, cwd=folder)
+        assert refused.returncode == 2
+        assert "workload.requests" in refused.stderr
+        assert "--fresh" in refused.stderr
 
 
 def test_freeze_refuses_a_simulated_winner_unless_allowed(
@@ -212,12 +292,21 @@ def test_a_signal_in_mid_trial_keeps_what_is_finished(tmp_path: Path, profile: P
     assert len(found[1]["rounds"]) >= 1
     summary = json.loads((study / "summary.json").read_text())
     assert summary["best"] is None
+    assert summary["counts"]["interrupted"] == 1
+    assert_time_adds_up(study)
 
     again = run("sweep", profile, "--engine", "sim", "--set", "workload.requests=200", cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     roles = [(t["role"], t["state"]) for t in scored(study)]
     assert roles.count(("baseline", "completed")) == 1
     assert roles.count(("candidate", "completed")) == 2
+    assert "continuing: " in again.stderr
+    assert "measured earlier" in again.stderr
+    numbers = counts(again.stderr)
+    earlier = len(trials(study)) - len(numbers) - 1
+    assert numbers[0][0] == earlier + 1, "the count goes on"
+    assert numbers[-1][0] == numbers[-1][1] == earlier + len(numbers)
+    assert_time_adds_up(study)
 
 
 def test_a_killed_sweep_loses_one_trial_at_most(tmp_path: Path, profile: Path) -> None:
@@ -241,12 +330,41 @@ def test_a_killed_sweep_loses_one_trial_at_most(tmp_path: Path, profile: Path) -
     assert sum(t["role"] == "baseline" for t in found) == 1
     states = [json.loads(line) for line in (study / "journal.log").read_text().splitlines()]
     assert states, "the journal is whole"
+    lost = next(t for t in found if t["state"] == "interrupted")
+    said = f"trial {lost['number']}, {lost['label']}, was lost when the last run was killed"
+    assert f"{said}; its configuration is measured again\n" in again.stderr
+    assert lost["time"]["load_s"] > 0
+    assert_time_adds_up(study)
+
+    once_more = run("sweep", profile, "--engine", "sim", "--set", "workload.requests=200", cwd=tmp_path)
+    assert once_more.returncode == 0, once_more.stderr
+    assert "was lost" not in once_more.stderr, "it is said once"
+
+
+def test_a_trial_killed_in_its_first_seconds_is_known_too(tmp_path: Path, profile: Path) -> None:
+    study = tmp_path / "results/tiny"
+    log = study / "trials/0000/engine.log"
+    arguments = command("sweep", profile, "--engine", "sim")
+    with subprocess.Popen(arguments, cwd=tmp_path, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL) as child:
+        try:
+            wait_until(log.exists)
+        finally:
+            child.kill()
+            child.wait()
+    assert [t["state"] for t in trials(study)] == ["interrupted"]
+    again = run("sweep", profile, "--engine", "sim", "--quiet", cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert "trial 0, stock, was lost when the last run was killed" in again.stderr
+    assert "[" not in again.stderr
+    assert_time_adds_up(study)
 
 
 def test_no_candidate_within_the_limits_is_no_verdict(tmp_path: Path, profile: Path) -> None:
     done = run("sweep", profile, "--engine", "sim", "--set", "constraints=[ttft_ms.p99 <= 0.5]", cwd=tmp_path)
     assert done.returncode == 4, done.stderr
-    assert "ttft_ms.p99 <= 0.5" in done.stderr
+    assert re.search(r"outside ttft_ms\.p99 <= 0\.5 \([\d.,]+ ms\)", done.stderr)
+    made = len(trials(tmp_path / "results/tiny"))
+    assert counts(done.stderr)[-1] == (made, made), "without a feasible candidate there are no finals"
     assert not (tmp_path / "results/tiny/frozen.json").exists()
     assert (tmp_path / "results/tiny/summary.json").exists()
 
@@ -260,6 +378,7 @@ BAD_INPUT = {
         "max_num_seqs",
     ),
     "unknown option": (["sweep", "{profile}", "--engine", "sim", "--set", "space.max_num_batched_token=[64]"], "token"),
+    "our option": (["sweep", "{profile}", "--engine", "sim", "--set", "space.port=[8000]"], "port"),
     "missing vllm": (["sweep", "{profile}", "--vllm", "/nonexistent/vllm"], "/nonexistent/vllm"),
     "both engines": (["sweep", "{profile}", "--engine", "sim", "--vllm", "vllm"], "exclude"),
     "bad duration": (["sweep", "{profile}", "--engine", "sim", "--budget", "20"], "unit"),
@@ -280,6 +399,16 @@ def test_bad_input_is_one_clear_message(tmp_path: Path, profile: Path, case: str
     assert says in done.stderr
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("case", [c for c in BAD_INPUT if BAD_INPUT[c][0][0] == "sweep" and "unwritable" not in c])
+def test_a_dry_run_refuses_what_the_sweep_refuses(tmp_path: Path, profile: Path, case: str) -> None:
+    arguments, says = BAD_INPUT[case]
+    done = run(*(a.format(profile=profile) for a in arguments), "--dry-run", cwd=tmp_path)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert not (tmp_path / "results").exists()
 
 
 @pytest.mark.parametrize("wrong", ["hardware.gpu=h999", "hardware.cost_model=nobody/knows-this"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tuner.domain.outcome import Trial
 from tuner.trial.progress import Silent
 
 
@@ -15,11 +17,13 @@ class Heard(Silent):
     """Total, kind and unit of each run."""
     more: list[tuple[int, str]] = field(default_factory=list)
 
-    def study_started(self, total_trials: int, *, kind: str = "study", unit: str = "trial") -> None:
+    def study_started(
+        self, total_trials: int, earlier: Sequence[Trial] = (), *, kind: str = "study", unit: str = "trial"
+    ) -> None:
         self.planned.append((total_trials, kind, unit))
 
-    def more_planned(self, more: int, reason: str) -> None:
-        self.more.append((more, reason))
+    def replanned(self, total_trials: int, reason: str = "") -> None:
+        self.more.append((total_trials - self.total, reason))
 
     @property
     def total(self) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import FileFormatError
-from tuner.files import read_json, write_whole
+from tuner.files import read_json, renew_json, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -55,3 +55,21 @@ def test_a_full_disk_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         write_whole(tmp_path / "summary.json", b"{}")
     assert caught.value.filename == str(tmp_path / "summary.json")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_document_that_says_the_same_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "document.json"
+    renew_json(path, {"at": 1, "value": 0.1})
+    os.utime(path, ns=(1, 1))
+    renew_json(path, {"value": 0.1, "at": 2}, but=("at",))
+    assert path.stat().st_mtime_ns == 1
+    renew_json(path, {"at": 2, "value": 0.2}, but=("at",))
+    assert read_json(path) == {"at": 2, "value": 0.2}
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[1]"])
+def test_a_damaged_document_is_written_again(tmp_path: Path, damaged: bytes) -> None:
+    path = tmp_path / "document.json"
+    path.write_bytes(damaged)
+    renew_json(path, {"value": 1})
+    assert read_json(path) == {"value": 1}

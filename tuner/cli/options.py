@@ -41,7 +41,7 @@ RoundsOption = Annotated[int | None, typer.Option("--rounds", min=1, help="Round
 SeedOption = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of prompts and sampler.")]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where studies land.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only results and errors.")]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result; warnings and errors on stderr.")]
 UrlOption = Annotated[str, typer.Option("--url", metavar="URL", help="Base URL of the server, with or without /v1.")]
 KeyOption = Annotated[
     str | None,

@@ -45,7 +45,9 @@ def sweep(
     out: OutOption = Path("results"),
     seed: SeedOption = 0,
     fresh: Annotated[bool, typer.Option("--fresh", help="Start a new study beside an existing one.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print each command line, launch none.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check the profile, print each command line, launch none.")
+    ] = False,
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
@@ -73,10 +75,11 @@ def sweep(
 
 
 def _dry_run(request: SweepRequest, *, as_json: bool) -> int:
+    from tuner.cli.interrupt import run_interruptible
     from tuner.files import dump_json
     from tuner.study.preview import preview
 
-    lines = preview(request)
+    lines = run_interruptible(lambda: preview(request))
     if as_json:
         sys.stdout.write(dump_json([dataclasses.asdict(line) for line in lines]).decode())
         return 0

@@ -34,7 +34,7 @@ class Diagnosis(Document):
 
 
 class TrialTime(Document):
-    """Where a trial's seconds went."""
+    """Where a trial's seconds went; the parts are disjoint, the rest of `total_s` is our own."""
 
     total_s: float = 0.0
     engine_start_s: float = 0.0
@@ -135,13 +135,14 @@ class Improvement(Document):
 
 
 class StudyTime(Document):
-    """Every second of a sweep."""
+    """Every second of a sweep, of all its runs; the other three add up to `total_s`."""
 
     total_s: float
     engine_start_s: float
+    """Starts and stops."""
     load_s: float
     overhead_s: float
-    """`total_s` less engine start (and stop) and load: our own share."""
+    """Our own share: the rest."""
 
 
 class TableRow(Document):

@@ -34,8 +34,8 @@ def format_duration(seconds: float) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun: "1 start", "3 starts"."""
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    """A number of things for people: "1 trial", "2 trials"."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _duration_before(value: Any) -> Any:

@@ -150,8 +150,9 @@ def configuration_differences(a: Frozen, b: Frozen) -> dict[str, tuple[Any, Any]
 
 
 def _more(progress: Progress, verdict: NightVerdict, planned: int, look: int, noun: str) -> None:
-    each = starts_by_look(planned, look) - starts_by_look(planned, look - 1)
-    progress.more_planned(2 * each, f"{suspicion(verdict)}: {counted(each, f'more {noun}')} of A and of B")
+    total = starts_by_look(planned, look)
+    each = total - starts_by_look(planned, look - 1)
+    progress.replanned(2 * total, f"{suspicion(verdict)}: {counted(each, f'more {noun}')} of A and of B")
 
 
 def turn(pair: int) -> tuple[str, str]:

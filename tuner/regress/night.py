@@ -161,7 +161,8 @@ async def watch(
     ours = Arm("frozen", frozen.engine_args, frozen.reuse_budget)
     stock = None if frozen.control is None else Arm("stock", frozen.control.engine_args)
     tonight = _Tonight()
-    progress.study_started(plan.starts_for(frozen, 1), kind="rebase" if plan.rebase else "night", unit="start")
+    planned = plan.starts_for(frozen, 1)
+    progress.study_started(planned, kind="rebase" if plan.rebase else "night", unit="start")
     for look in range(1, plan.rules.looks + 1):
         with_control = stock if plan.stock_runs(frozen, look) else None
         await _start_more(tonight, starts_by_look(plan.planned, look), ours, with_control, starter)
@@ -181,7 +182,8 @@ async def watch(
             break
         more = plan.starts_for(frozen, look + 1)
         half = f", {more // 2} of them of the stock configuration" if plan.stock_runs(frozen, look + 1) else ""
-        progress.more_planned(more, f"{suspicion(verdict)}: {counted(more, 'more start')}{half}")
+        planned += more
+        progress.replanned(planned, f"{suspicion(verdict)}: {counted(more, 'more start')}{half}")
     return _result(frozen, fingerprint, plan, tonight, verdict)
 
 

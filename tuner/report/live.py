@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich import box
@@ -13,25 +13,25 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.clock import SYSTEM_CLOCK, Clock
-from tuner.domain.measurement import metric
+from tuner.domain.measurement import higher_is_better, metric
 from tuner.domain.outcome import Trial
 from tuner.domain.units import counted, format_duration
-from tuner.report.answer import STATE_WORDS, trial_label
-from tuner.report.numbers import metric_title, metric_value
+from tuner.report.answer import FAILED_STATES, STATE_WORDS, trial_label
+from tuner.report.numbers import metric_title, metric_unit, metric_value
 from tuner.report.pace import share_done, step_left_s, time_left_s
 
 ROWS_SHOWN = 12
 BAR_WIDTH = 20
-REST_WIDTH = 30
-"""Columns kept for the time left."""
+LEAST_BAR_WIDTH = 8
+"""Where less room is left beside the words, there is no bar."""
 
 
 class SweepView:
     """Progress of a sweep on stderr. Not a terminal, or `quiet`: plain text, one line per event.
 
-    `quiet` keeps only finished trials and messages. Call `close` on every path (or use `with`): it
-    gives the terminal back and may be called twice. Safe to call from one thread; the screen is
-    redrawn by another.
+    `quiet` keeps only failed trials and the messages that are not routine. Call `close` on every path (or
+    use `with`, which leaves the finished trials on the screen where an error ends it): it gives the terminal
+    back and may be called twice. Safe to call from one thread; the screen is redrawn by another.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class SweepView:
         self._unit = "trial"
         self._finished = 0
         self._finished_s: list[float] = []
-        self._recent: deque[Trial] = deque(maxlen=ROWS_SHOWN)
+        self._trials: list[Trial] = []
         self._best: Trial | None = None
         self._current: str | None = None
         self._trial_from_s = clock.monotonic_s()
@@ -67,22 +67,27 @@ class SweepView:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        was_live = self._live is not None
         self.close()
+        if kind is not None and was_live and self._trials:
+            self._console.print(self._table(self._trials))
 
     # --- what the study calls ---
 
     def study_started(
-        self, total_trials: int, already_finished: int = 0, *, kind: str = "study", unit: str = "trial"
+        self, total_trials: int, earlier: Sequence[Trial] = (), *, kind: str = "study", unit: str = "trial"
     ) -> None:
-        """How many trials this run is going to make; `already_finished` came from an earlier run.
+        """How many trials there will be; those in `earlier` are measured already and count as finished.
 
         `unit` is what is counted. Trials compete and bear their number; anything else is called by its label.
         """
-        self._total, self._finished, self._unit = total_trials, already_finished, unit
-        if self._plain:
-            resumed = f", {already_finished} finished earlier" if already_finished else ""
-            self._event(f"{kind}: {counted(total_trials, unit)}{resumed}", even_quiet=False)
-        else:
+        self._total, self._finished, self._unit = total_trials, len(earlier), unit
+        for trial in earlier:
+            self._note(trial)
+        self._event(f"{kind}: {counted(total_trials, unit)}")
+        if earlier:
+            self.message(f"continuing: {counted(len(earlier), unit)} measured earlier", routine=True)
+        if not self._plain:
             self._live = Live(
                 get_renderable=self._screen,
                 console=self._console,
@@ -92,10 +97,11 @@ class SweepView:
             )
             self._live.start()
 
-    def more_planned(self, more: int, reason: str) -> None:
-        """The run has grown by `more` of what it counts; the reason stays on the screen."""
-        self._total += more
-        self.message(reason)
+    def replanned(self, total_trials: int, reason: str = "") -> None:
+        """More is known about how many there will be; the reason, where there is one, stays on the screen."""
+        self._total = total_trials
+        if reason:
+            self.message(reason)
 
     def trial_started(self, number: int, label: str) -> None:
         self._current = self._name(number, label)
@@ -115,22 +121,20 @@ class SweepView:
     def trial_finished(self, trial: Trial) -> None:
         self._enter_stage(None)
         self._finished += 1
-        if trial.time.total_s > 0:
-            self._finished_s.append(trial.time.total_s)
-        self._recent.append(trial)
-        if self._beats(trial):
-            self._best = trial
+        self._note(trial)
         self._current = None
         left = self.time_left_s()
         rest = f", {format_duration(left)} left" if left else ""
         self._event(
             f"[{self._finished}/{max(self._total, self._finished)}] {self._name(trial.number, trial_label(trial))}: "
             f"{_result(trial, self._metric)}{rest}",
-            even_quiet=True,
+            even_quiet=trial.state in FAILED_STATES,
         )
 
-    def message(self, text: str) -> None:
-        """A sentence that stays on the screen."""
+    def message(self, text: str, *, routine: bool = False) -> None:
+        """A sentence that stays on the screen; a `routine` one is no warning."""
+        if routine and self._quiet:
+            return
         if self._plain or self._live is None:
             self._write(text)
         else:
@@ -155,9 +159,14 @@ class SweepView:
     def _name(self, number: int, label: str) -> str:
         return f"trial {number}, {label}" if self._competing else label
 
-    def _beats(self, trial: Trial) -> bool:
-        from tuner.domain.measurement import higher_is_better
+    def _note(self, trial: Trial) -> None:
+        self._trials.append(trial)
+        if trial.time.total_s > 0:
+            self._finished_s.append(trial.time.total_s)
+        if self._beats(trial):
+            self._best = trial
 
+    def _beats(self, trial: Trial) -> bool:
         value = _value(trial, self._metric)
         if not self._competing:
             return False
@@ -186,19 +195,24 @@ class SweepView:
 
     def _screen(self) -> RenderableType:
         parts: list[RenderableType] = []
-        if self._recent:
-            parts.append(self._table())
+        if self._trials:
+            parts.append(self._table(self._shown()))
         parts.append(self._overall())
         if self._current or self._stage:
             parts.append(self._step())
         return Group(*parts)
 
-    def _table(self) -> Table:
+    def _shown(self) -> list[Trial]:
+        """The latest trials, and the best one however old it is."""
+        latest = self._trials[-ROWS_SHOWN:]
+        return latest if self._best is None or self._best in latest else [self._best, *latest[1:]]
+
+    def _table(self, trials: Sequence[Trial]) -> Table:
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         names = ("trial", "configuration") if self._competing else (self._unit,)
         for heading in (*names, metric_title(self._metric), "result"):
             table.add_column(heading, justify="right" if heading == "trial" else "left", overflow="ellipsis")
-        for trial in self._recent:
+        for trial in trials:
             best = trial is self._best
             value = metric_value(self._metric, _value(trial, self._metric))
             state = "best so far" if best else _state(trial)
@@ -215,15 +229,19 @@ class SweepView:
         )
 
     def _bar(self, name: str, done: float | None, total: float, rest: str) -> Table:
+        """Name, bar and rest on one line: short of room the bar shrinks first, then the name; the rest stays whole."""
         row = Table.grid(padding=(0, 1))
-        row.add_column(
-            overflow="ellipsis", no_wrap=True, max_width=max(self._console.width - BAR_WIDTH - REST_WIDTH, 12)
-        )
-        row.add_column(width=BAR_WIDTH)
+        room = self._console.width - len(rest) - 1
+        width = min(BAR_WIDTH, room - len(name) - 1)
+        row.add_column(overflow="ellipsis", no_wrap=True, max_width=max(room, 1))
+        cells: list[RenderableType] = [Text(name)]
+        if width >= LEAST_BAR_WIDTH:
+            row.add_column(width=width)
+            pulse = done is None
+            bar = ProgressBar(total=total, completed=done or 0, pulse=pulse, width=width, complete_style="cyan")
+            cells.append(bar)
         row.add_column(no_wrap=True)
-        pulse = done is None
-        bar = ProgressBar(total=total, completed=done or 0, pulse=pulse, width=BAR_WIDTH, complete_style="cyan")
-        row.add_row(Text(name), bar, Text(rest, style="dim"))
+        row.add_row(*cells, Text(rest, style="dim"))
         return row
 
     def _step(self) -> Table:
@@ -250,7 +268,23 @@ def _value(trial: Trial, path: str) -> float | None:
 def _state(trial: Trial) -> str:
     if trial.cause:
         return f"{STATE_WORDS[trial.state]}: {trial.cause}"
-    return f"outside {trial.violations[0].partition(':')[0]}" if trial.violations else STATE_WORDS[trial.state]
+    return f"outside {_rule(trial.violations[0])}" if trial.violations else STATE_WORDS[trial.state]
+
+
+def _rule(violation: str) -> str:
+    return violation.partition(": ")[0]
+
+
+def _violation(trial: Trial, violation: str) -> str:
+    """A violation as `trial.json` has it, with the value in its unit: `itl_ms.p99 <= 250 (605 ms)`."""
+    rule, _, found = violation.partition(": ")
+    path, _, limit = rule.split(" ", 2)
+    value = _value(trial, path)
+    if value is not None:
+        rounded = metric_value(path, value)
+        # Rounded to its limit it would look as if it held.
+        found = rounded if rounded != metric_value(path, float(limit)) else f"{found} {metric_unit(path).strip('%')}"
+    return f"{rule} ({found.strip()})"
 
 
 def _style(trial: Trial) -> str | None:
@@ -260,7 +294,9 @@ def _style(trial: Trial) -> str | None:
 def _result(trial: Trial, path: str) -> str:
     if trial.median is not None and trial.state in ("completed", "infeasible", "pruned"):
         value = f"{metric_title(path)} {metric_value(path, _value(trial, path))}"
-        outside = f", outside: {', '.join(trial.violations)}" if trial.violations else ""
+        outside = (
+            f", outside {', '.join(_violation(trial, each) for each in trial.violations)}" if trial.violations else ""
+        )
         stopped = ", stopped early" if trial.state == "pruned" else ""
         cause = f" ({trial.cause}: {trial.message})" if trial.cause and trial.message else ""
         return f"{value}{outside}{stopped}{cause}"

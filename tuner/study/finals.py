@@ -19,8 +19,6 @@ from tuner.trial.run import violations
 STARTS = 2
 """Fresh starts of each finalist: the second in reverse order, so that a drift of the machine cancels."""
 
-FINALISTS_AND_BASELINE = FINALISTS + 1
-
 
 @dataclass(frozen=True)
 class FinalRun:
@@ -51,13 +49,31 @@ def plan_finals(baseline: Trial | None, candidates: Sequence[Trial], profile: Pr
             break
     if baseline is not None and baseline.state == "completed":
         entries.append((baseline.number, candidate_of(baseline), baseline.label))
-    first = math.ceil(profile.rounds / STARTS)
-    shares = [first] if profile.rounds == 1 else [first, profile.rounds - first]
     runs: list[FinalRun] = []
-    for index, rounds in enumerate(shares):
+    for index, rounds in enumerate(_shares(profile)):
         order = entries if index % 2 == 0 else list(reversed(entries))
         runs += [FinalRun(of, candidate, label, rounds) for of, candidate, label in order]
     return runs
+
+
+def _shares(profile: Profile) -> list[int]:
+    """The rounds of each start of a finalist; a single round leaves nothing for a second start."""
+    first = math.ceil(profile.rounds / STARTS)
+    return [first] if profile.rounds == 1 else [first, profile.rounds - first]
+
+
+def starts_ahead(
+    baseline: Trial | None, candidates: Sequence[Trial], done: Sequence[Trial], profile: Profile, candidates_left: int
+) -> int:
+    """How many starts the finals still take: exact without `candidates_left`, else as if each of them were feasible.
+
+    `done` are the finals so far; a `baseline` of None is still to be measured.
+    """
+    planned = plan_finals(baseline, candidates, profile)
+    more = min(FINALISTS - len(finalists(candidates, profile.objective)), candidates_left)
+    comes_too = baseline is None or (baseline.state == "completed" and not planned)
+    unknown = more + (1 if comes_too and (planned or more) else 0)
+    return len(missing(planned, done)) + unknown * len(_shares(profile))
 
 
 def missing(runs: Sequence[FinalRun], done: Sequence[Trial]) -> list[FinalRun]:

@@ -97,24 +97,36 @@ def open_or_create(
         created_at=clock.now().isoformat(timespec="seconds"),
         base_args=profile.engine.args,
     )
-    if not directory.study_file.exists():
-        _refuse_foreign(directory)
+    found = check_continuable(directory, profile, fingerprint, seed)
+    if found is None:
         write_json(directory.study_file, wanted.to_json())
         return wanted, False
-    found = directory.study()
-    difference = _difference(found, wanted)
-    if difference:
-        raise UsageError(
-            f"{directory.path} holds a study that differs in {difference}",
-            "Start a new one with --fresh (nothing is deleted), or name it with --study NAME.",
-        )
     if found.profile != wanted.profile:
         found = found.model_copy(update={"profile": wanted.profile})
         write_json(directory.study_file, found.to_json())
     return found, True
 
 
+def check_continuable(
+    directory: StudyDirectory, profile: Profile, fingerprint: Fingerprint, seed: int
+) -> StudyFile | None:
+    """The study that is there, None where there is none; UsageError names the field in which it differs."""
+    if not directory.study_file.exists():
+        _refuse_foreign(directory)
+        return None
+    found = directory.study()
+    difference = _difference(found, profile.to_json(), fingerprint, seed)
+    if difference:
+        raise UsageError(
+            f"{directory.path} holds a study that differs in {difference}",
+            "Start a new one with --fresh (nothing is deleted), or name it with --study NAME.",
+        )
+    return found
+
+
 def _refuse_foreign(directory: StudyDirectory) -> None:
+    if not directory.path.is_dir():
+        return
     ours = {directory.lock_file.name, directory.record_dir.name}
     strangers = sorted(f.name for f in directory.path.iterdir() if f.name not in ours)
     if strangers:
@@ -124,20 +136,20 @@ def _refuse_foreign(directory: StudyDirectory) -> None:
         )
 
 
-def _difference(found: StudyFile, wanted: StudyFile) -> str | None:
+def _difference(found: StudyFile, profile: dict[str, Any], fingerprint: Fingerprint, seed: int) -> str | None:
     for field in ("engine", "model", "vllm_version", "gpus", "driver_version"):
-        before, now = getattr(found.fingerprint, field), getattr(wanted.fingerprint, field)
+        before, now = getattr(found.fingerprint, field), getattr(fingerprint, field)
         if before is not None and now is not None and before != now:
             return f"{field}: it has {_short(before)}, now it would be {_short(now)}"
-    for field in sorted(set(found.profile) | set(wanted.profile)):
+    for field in sorted(set(found.profile) | set(profile)):
         if field in _MAY_CHANGE:
             continue
-        before, now = found.profile.get(field), wanted.profile.get(field)
+        before, now = found.profile.get(field), profile.get(field)
         if before != now:
             path, old, new = _first_difference(field, before, now)
             return f"{path}: it has {_short(old)}, now it would be {_short(new)}"
-    if found.seed != wanted.seed:
-        return f"the seed: it has {found.seed}, now it would be {wanted.seed}"
+    if found.seed != seed:
+        return f"the seed: it has {found.seed}, now it would be {seed}"
     return None
 
 

@@ -5,16 +5,20 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 from tuner.domain.candidate import Candidate
+from tuner.domain.units import counted
 from tuner.engine.launch import command_line
-from tuner.space.search_space import Choices, SearchSpace, search_space
+from tuner.space.search_space import search_space
 from tuner.study.choice import label_of
-from tuner.study.opening import study_path
+from tuner.study.opening import check_continuable, study_path
 from tuner.study.references import reference_candidates
 from tuner.study.search import planned_candidates
 from tuner.study.sweep import SweepRequest
 from tuner.trial.artifacts import StudyDirectory
+from tuner.trial.checks import check_before_start, corner
+from tuner.trial.fingerprint import take_fingerprint
 from tuner.trial.session import SessionConfig
 
 PREVIEWED = 64
@@ -29,11 +33,22 @@ class Line:
     command: list[str]
 
 
-def preview(request: SweepRequest) -> Iterator[Line]:
-    """The baseline, the references and the candidates; ProfileError for a space that is wrong."""
+async def preview(request: SweepRequest) -> list[Line]:
+    """The baseline, the references and the candidates; refused for what the sweep would refuse before its first start.
+
+    Nothing is written.
+    """
+    path = study_path(request.out, request.name, fresh=request.fresh)
+    fingerprint = await take_fingerprint(request.choice, request.profile)
+    await check_before_start(request.profile, request.choice)
+    check_continuable(StudyDirectory(path), request.profile, fingerprint, request.seed)
+    return list(_lines(request, path))
+
+
+def _lines(request: SweepRequest, path: Path) -> Iterator[Line]:
     profile = request.profile
     space = search_space(profile)
-    directory = StudyDirectory(study_path(request.out, request.name, fresh=request.fresh))
+    directory = StudyDirectory(path)
     starts: list[tuple[str, Candidate]] = [("stock", Candidate(knobs={})), *reference_candidates(profile)]
     if space.size is not None:
         seen: dict[str, Candidate] = {}
@@ -43,7 +58,9 @@ def preview(request: SweepRequest) -> Iterator[Line]:
         starts += [(label_of(c), c) for c in itertools.islice(seen.values(), PREVIEWED)]
     else:
         total = planned_candidates(space, profile)
-        starts.append((f"and {total} candidates that the sampler picks, such as the lowest corner", _corner(space)))
+        starts.append(
+            (f"and {counted(total, 'candidate')} that the sampler picks, such as the lowest corner", corner(space))
+        )
     for number, (label, candidate) in enumerate(starts):
         config = SessionConfig.of_profile(
             profile,
@@ -55,10 +72,3 @@ def preview(request: SweepRequest) -> Iterator[Line]:
             record_dir=directory.record_dir,
         )
         yield Line(label, command_line(config.launch_spec(), 0))
-
-
-def _corner(space: SearchSpace) -> Candidate:
-    values = {
-        k.name: k.values[0] if isinstance(k, Choices) else (int(k.low) if k.integer else k.low) for k in space.knobs
-    }
-    return space.candidate(values)

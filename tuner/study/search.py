@@ -42,6 +42,7 @@ class Search:
         self._seen = {_key(candidate) for candidate in seen}
         self.total = planned_candidates(space, profile)
         self._grid = iter(_distinct(space)) if space.size is not None and self.total >= _count(space) else None
+        self._used_up = False
 
     @property
     def sampler(self) -> str:
@@ -53,10 +54,18 @@ class Search:
         """Distinct candidates asked so far, earlier runs included."""
         return len(self._seen)
 
+    @property
+    def left(self) -> int:
+        """How many candidates are still to come, as far as it is known."""
+        return 0 if self._used_up else max(self.total - self.done, 0)
+
     def next(self) -> Suggestion | None:
         """A candidate that was not tried yet, or None when the space or the budget is used up."""
-        if self.done >= self.total:
-            return None
+        found = self._untried() if self.left else None
+        self._used_up = found is None
+        return found
+
+    def _untried(self) -> Suggestion | None:
         if self._grid is not None:
             for values in self._grid:
                 if _key(self._space.candidate(values)) not in self._seen:
@@ -131,8 +140,12 @@ def tell(study: optuna.Study, asked: optuna.Trial, trial: Trial, profile: Profil
 
 
 def open_study(storage: optuna.storages.BaseStorage, name: str, profile: Profile, seed: int) -> optuna.Study:
-    """The Optuna study of that name, made when it is not there."""
+    """The Optuna study of that name, made when it is not there. One that is there is not written to."""
     sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
+    try:
+        return optuna.load_study(storage=storage, sampler=sampler, study_name=name)
+    except KeyError:
+        pass
     study = optuna.create_study(
         storage=storage,
         sampler=sampler,

@@ -39,11 +39,11 @@ def build_summary(
     merged: Sequence[Trial],
     best: Trial | None,
     elapsed_s: float,
-    earlier: StudyTime | None = None,
+    earlier_s: float = 0.0,
 ) -> Summary:
     """The summary of the trials on disk; `merged` are the finals, one per configuration.
 
-    `best` is one of them (or None); `elapsed_s` is this run's own time, `earlier` that of the runs before.
+    `best` is one of them (or None); `elapsed_s` is this run's own time, `earlier_s` that of the runs before.
     """
     baseline = next((t for t in trials if t.role == "baseline" and t.state == "completed"), None)
     final_baseline = next((t for t in merged if baseline is not None and t.final_of == baseline.number), baseline)
@@ -61,7 +61,7 @@ def build_summary(
         advice=_advice(profile, trials, merged, best, baseline, improvement),
         trials=[_line(t, profile.objective) for t in trials],
         counts=dict(Counter(t.state for t in trials)),
-        time=_time(trials, elapsed_s, earlier),
+        time=study_time(trials, elapsed_s + earlier_s),
         table=_table(trials, merged, best, profile.objective),
     )
 
@@ -114,10 +114,11 @@ def knobs_of(trial: Trial) -> dict[str, Any]:
     return knobs
 
 
-def _time(trials: Sequence[Trial], elapsed_s: float, earlier: StudyTime | None) -> StudyTime:
-    total = elapsed_s + (earlier.total_s if earlier else 0.0)
+def study_time(trials: Sequence[Trial], spent_s: float) -> StudyTime:
+    """Where `spent_s` went; what its trials spent is part of it, also where a file tells less."""
     start = sum(t.time.engine_start_s + t.time.stop_s for t in trials)
     load = sum(t.time.load_s for t in trials)
+    total = max(spent_s, start + load)
     return StudyTime(total_s=total, engine_start_s=start, load_s=load, overhead_s=max(total - start - load, 0.0))
 
 

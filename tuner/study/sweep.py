@@ -2,36 +2,38 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import optuna
 
 from tuner.clock import Clock
-from tuner.domain.candidate import CHUNK_KNOB, Candidate, Scalar
-from tuner.domain.outcome import Diagnosis, Role, StudyFile, StudyTime, Summary, Trial
+from tuner.domain.candidate import CHUNK_KNOB, Candidate
+from tuner.domain.outcome import Diagnosis, Role, StudyFile, Summary, Trial
 from tuner.domain.profile import Profile
-from tuner.engine.installed import check_options, inspect_installed
 from tuner.engine.leftovers import end_leftovers
 from tuner.engine.policy import policy, stopped_by
 from tuner.engine.rules import static_rule_violation
 from tuner.errors import EngineError, NoVerdict
-from tuner.files import write_json
+from tuner.files import renew_json, write_json
 from tuner.freeze import control_of, freeze_trial, repeats_of
 from tuner.space.alignment import is_aligned
 from tuner.space.search_space import declared_block_size, search_space
 from tuner.study import finals as final
+from tuner.study.ahead import standing, trials_ahead
 from tuner.study.choice import candidate_of, label_of, winner
 from tuner.study.opening import exclusive, open_or_create, study_path
 from tuner.study.references import reference_candidates
 from tuner.study.search import Search, Suggestion, open_study, settle_leftovers
 from tuner.study.storage import open_storage
 from tuner.study.summary import build_summary
-from tuner.trial.artifacts import StudyDirectory, earlier_time
+from tuner.trial.artifacts import StudyDirectory, earlier_s
+from tuner.trial.checks import check_before_start
 from tuner.trial.fingerprint import take_fingerprint
 from tuner.trial.launcher import EngineChoice
 from tuner.trial.progress import Progress
-from tuner.trial.run import TrialPlan, run_trial
+from tuner.trial.run import UNDER_WAY, TrialPlan, run_trial
 from tuner.trial.session import SessionConfig
 
 SHARED_CAUSE_AFTER = 3
@@ -64,13 +66,13 @@ class SweepResult:
 
 async def sweep(request: SweepRequest, clock: Clock, progress: Progress) -> SweepResult:
     """Run or continue a study. On cancellation the summary of what is there is written, then it goes on up."""
+    began_s = clock.monotonic_s()
     path = study_path(request.out, request.name, fresh=request.fresh)
     with exclusive(path) as directory:
         for sentence in await end_leftovers(directory.record_dir):
             progress.message(sentence)
         fingerprint = await take_fingerprint(request.choice, request.profile)
-        await _check_options(request)
-        space = search_space(request.profile)
+        await check_before_start(request.profile, request.choice)
         study_file, continued = open_or_create(
             directory,
             request.profile,
@@ -82,26 +84,12 @@ async def sweep(request: SweepRequest, clock: Clock, progress: Progress) -> Swee
         )
         storage = open_storage(directory.journal_file, request.storage_url)
         optuna_study = open_study(storage, path.name, request.profile, request.seed)
-        run = _Sweep(request, directory, study_file, optuna_study, clock, progress, directory.trials())
+        trials = directory.trials()
+        search = Search(optuna_study, search_space(request.profile), request.profile, _tried(trials))
+        run = _Sweep(request, directory, study_file, optuna_study, clock, progress, trials, search, began_s)
         if continued:
             run.settle()
-            run.earlier = earlier_time(directory)
-        run.search = Search(optuna_study, space, request.profile, run.tried())
         return await run.run()
-
-
-async def _check_options(request: SweepRequest) -> None:
-    """Ask the installed engine once whether it has every option that the study will use."""
-    profile = request.profile
-    installed = await inspect_installed(request.choice.launcher, {**request.choice.env, **profile.engine.env})
-    args: dict[str, Scalar] = dict(profile.engine.args) | dict.fromkeys(profile.space.knobs, None)
-    try:
-        check_options(installed, args)
-    except EngineError as error:
-        raise stopped_by(error.diagnosis) from None
-    violation = static_rule_violation(profile.engine.args, declared_block_size(profile))
-    if violation is not None:
-        raise stopped_by(violation)
 
 
 class StudyStopped(Exception):
@@ -121,52 +109,72 @@ class _Sweep:
     clock: Clock
     progress: Progress
     trials: list[Trial]
-    search: Search = field(init=False)
-    began_s: float = field(init=False)
+    search: Search
+    began_s: float
     block_size: int | None = None
-    earlier: StudyTime | None = None
-    """Time of the runs before this one, when a study is continued."""
+    earlier: list[Trial] = field(init=False)
+    """What earlier runs of the study measured."""
+    earlier_s: float = field(init=False)
+    found: int = field(init=False)
+    """Trials that were there before this run, whatever became of them."""
+    made: int = 0
+    """Trials of this run that have an outcome."""
     smallest_chunk: int = 0
     """A bound that an engine's refusal named; smaller candidates are not launched."""
 
     def __post_init__(self) -> None:
-        self.began_s = self.clock.monotonic_s()
+        self.earlier = standing(self.trials)
+        self.earlier_s = earlier_s(self.directory, self.trials)
+        self.found = len(self.trials)
 
     @property
     def profile(self) -> Profile:
         return self.request.profile
 
-    def tried(self) -> list[Candidate]:
-        """Candidates that have an outcome; interrupted ones and failures of the environment come again."""
-        again = ("interrupted", "engine_failed")
-        return [candidate_of(t) for t in self.trials if t.role == "candidate" and t.state not in again]
-
     def settle(self) -> None:
-        """Close what a killed run left open."""
+        """Close what a killed run left open, and say what was lost."""
         settle_leftovers(self.optuna_study, self.trials, self.profile)
+        for index, trial in enumerate(self.trials):
+            if trial.state == "interrupted" and trial.message == UNDER_WAY:
+                lost = trial.model_copy(update={"message": "the run was killed during this trial"})
+                self.directory.write_trial(lost)
+                self.trials[index] = lost
+                comes_again = trial.role != "candidate" or self.search.sampler == "grid"
+                then = "its configuration is measured again" if comes_again else "it does not count"
+                self.progress.message(
+                    f"trial {trial.number}, {trial.label}, was lost when the last run was killed; {then}"
+                )
 
     def done(self, role: Role) -> list[Trial]:
-        return [t for t in self.trials if t.role == role and t.state not in ("interrupted", "engine_failed")]
+        return standing(self.trials, role)
 
     async def run(self) -> SweepResult:
         error: Exception | None = None
         try:
-            self.progress.study_started(self._planned())
+            self.progress.study_started(self._total(), self.earlier)
             await self._baseline()
             await self._references()
             await self._candidates()
             await self._finals()
+            if not self.made:
+                self.progress.message("nothing was left to measure", routine=True)
         except StudyStopped as stopped:
             error = stopped_by(stopped.diagnosis)
         finally:
             result = self._finish()
         return SweepResult(result.directory, result.study, result.summary, result.trials, error or result.error)
 
-    def _planned(self) -> int:
-        references = len(reference_candidates(self.profile))
-        runs = final.STARTS * (final.FINALISTS_AND_BASELINE)
-        left = 1 + references + self.search.total + runs
-        return max(left - sum(1 for t in self.trials if t.state != "interrupted"), 0)
+    def _total(self, repeated: Trial | None = None) -> int:
+        """Trials of the study, as far as is known; `repeated` is made once more."""
+        candidates_left = 0 if self._out_of_time() else self.search.left
+        if repeated is not None and repeated.role == "candidate":
+            candidates_left += 1
+        ahead = trials_ahead([t for t in self.trials if t is not repeated], self.profile, candidates_left)
+        return len(self.earlier) + self.made + ahead
+
+    def _out_of_time(self) -> bool:
+        budget_s = self.profile.budget.time
+        return bool(budget_s) and self.clock.monotonic_s() >= self.began_s + (budget_s or 0.0)
 
     async def _baseline(self) -> None:
         existing = self.done("baseline")
@@ -180,10 +188,10 @@ class _Sweep:
                 await self._attempt("reference", label, candidate)
 
     async def _candidates(self) -> None:
-        deadline_s = self.began_s + self.profile.budget.time if self.profile.budget.time else None
         while True:
-            if deadline_s is not None and self.clock.monotonic_s() >= deadline_s:
-                self.progress.message("the time budget is used up; going to the finals")
+            if self._out_of_time():
+                if self.search.left:
+                    self.progress.message("the time budget is used up; going to the finals", routine=True)
                 return
             suggestion = self.search.next()
             if suggestion is None:
@@ -205,6 +213,7 @@ class _Sweep:
         baseline = next(iter(self.done("baseline")), None)
         candidates = [t for t in self.trials if t.role == "candidate"]
         runs = final.plan_finals(baseline, candidates, self.profile)
+        self.progress.replanned(self._total())
         for run in final.missing(runs, self.done("final")):
             await self._attempt("final", run.label, run.candidate, rounds=run.rounds, final_of=run.of)
 
@@ -247,21 +256,27 @@ class _Sweep:
         self, role: Role, label: str, candidate: Candidate, *, rounds: int | None = None, final_of: int | None = None
     ) -> Trial:
         """One trial, once more when the environment failed it; StudyStopped when the study cannot go on."""
-        trial = await self._once(role, label, candidate, rounds, final_of)
+        trial = await self._once(role, label, candidate, rounds, final_of, may_repeat=True)
         if trial.state in ("completed", "infeasible"):
             return trial
-        kind = policy(trial.cause or "unknown")
-        if kind == "environment" or trial.cause == "client_limited":
+        if _environment_failed(trial):
             self.progress.message(f"trial {trial.number}: {trial.message}; once more on a fresh start")
-            trial = await self._once(role, label, candidate, rounds, final_of)
+            trial = await self._once(role, label, candidate, rounds, final_of, may_repeat=False)
             if trial.state == "engine_failed":
                 raise StudyStopped(_diagnosis_of(trial))
-        elif kind == "fatal" or self._all_fail_alike():
+        elif policy(trial.cause or "unknown") == "fatal" or self._all_fail_alike():
             raise StudyStopped(_diagnosis_of(trial))
         return trial
 
     async def _once(
-        self, role: Role, label: str, candidate: Candidate, rounds: int | None, final_of: int | None
+        self,
+        role: Role,
+        label: str,
+        candidate: Candidate,
+        rounds: int | None,
+        final_of: int | None,
+        *,
+        may_repeat: bool,
     ) -> Trial:
         number = self._next_number()
         self.progress.trial_started(number, label)
@@ -275,13 +290,19 @@ class _Sweep:
             record_dir=self.directory.record_dir,
         )
         plan = TrialPlan(number, role, label, candidate, config, rounds or self.profile.rounds, final_of)
-        trial = await run_trial(plan, self.directory, self.clock, self.progress)
-        self._keep(trial)
+        try:
+            trial = await run_trial(plan, self.directory, self.clock, self.progress)
+        except asyncio.CancelledError:
+            self.trials.append(self.directory.trial(number))
+            raise
+        self._keep(trial, repeated=may_repeat and _environment_failed(trial))
         self._learn(trial)
         return trial
 
-    def _keep(self, trial: Trial) -> None:
+    def _keep(self, trial: Trial, *, repeated: bool = False) -> None:
         self.trials.append(trial)
+        self.made += 1
+        self.progress.replanned(self._total(trial if repeated else None))
         self.progress.trial_finished(trial)
 
     def _learn(self, trial: Trial) -> None:
@@ -321,10 +342,11 @@ class _Sweep:
             self.trials,
             merged=merged,
             best=best,
-            elapsed_s=self.clock.monotonic_s() - self.began_s,
-            earlier=self.earlier,
+            # A run that measured nothing leaves no trace, its seconds included.
+            elapsed_s=self.clock.monotonic_s() - self.began_s if len(self.trials) > self.found else 0.0,
+            earlier_s=self.earlier_s,
         )
-        write_json(self.directory.summary_file, summary.to_json())
+        renew_json(self.directory.summary_file, summary.to_json())
         if best is not None:
             frozen = freeze_trial(
                 best,
@@ -335,7 +357,7 @@ class _Sweep:
                 counts=summary.counts,
                 now=self.clock.now(),
             )
-            write_json(self.directory.frozen_file, frozen.to_json())
+            renew_json(self.directory.frozen_file, frozen.to_json(), but=("created_at", "chunktune_version"))
         return SweepResult(self.directory, self.study_file, summary, self.trials, self._verdict(best is not None))
 
     def _role_of(self, number: int) -> Role | None:
@@ -361,6 +383,18 @@ class _Sweep:
             f"no candidate completed and meets the constraints{reason}",
             f"See {self.directory.summary_file}; relax a limit or widen the space.",
         )
+
+
+def _tried(trials: list[Trial]) -> list[Candidate]:
+    """Candidates that have an outcome; interrupted ones and failures of the environment come again."""
+    return [candidate_of(t) for t in standing(trials, "candidate")]
+
+
+def _environment_failed(trial: Trial) -> bool:
+    """Whether the trial failed for what is around it, so that another start may succeed."""
+    if trial.state in ("completed", "infeasible"):
+        return False
+    return policy(trial.cause or "unknown") == "environment" or trial.cause == "client_limited"
 
 
 def _diagnosis_of(trial: Trial) -> Diagnosis:

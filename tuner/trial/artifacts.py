@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,7 +19,7 @@ from pydantic import ValidationError
 
 from tuner.domain.base import Document
 from tuner.domain.observation import ClientStats, MemorySample, MemoryTimeline, RequestRecord, RoundObservation
-from tuner.domain.outcome import STUDY_SCHEMA, SUMMARY_SCHEMA, TRIAL_SCHEMA, StudyFile, StudyTime, Summary, Trial
+from tuner.domain.outcome import STUDY_SCHEMA, SUMMARY_SCHEMA, TRIAL_SCHEMA, StudyFile, Summary, Trial
 from tuner.errors import FileFormatError, UsageError
 from tuner.files import read_json, write_json, write_whole
 
@@ -98,11 +99,10 @@ class StudyDirectory:
 
     def trials(self) -> list[Trial]:
         """Every trial that has a `trial.json`."""
-        return [
-            _read(self.trial_file(number), Trial, TRIAL_SCHEMA)
-            for number in self.numbers()
-            if self.trial_file(number).exists()
-        ]
+        return [self.trial(number) for number in self.numbers() if self.trial_file(number).exists()]
+
+    def trial(self, number: int) -> Trial:
+        return _read(self.trial_file(number), Trial, TRIAL_SCHEMA)
 
     def study(self) -> StudyFile:
         return _read(self.study_file, StudyFile, STUDY_SCHEMA)
@@ -119,11 +119,13 @@ def read_study(directory: Path) -> StudyRecord:
     return StudyRecord(directory, folder.study(), folder.trials(), summary)
 
 
-def earlier_time(directory: StudyDirectory) -> StudyTime | None:
-    """The time of a study's earlier runs, as far as its summary tells."""
+def earlier_s(directory: StudyDirectory, trials: Sequence[Trial]) -> float:
+    """The seconds of a study's earlier runs: the summary's, and those of trials whose run was killed and wrote none."""
     if not directory.summary_file.exists():
-        return None
-    return _read(directory.summary_file, Summary, SUMMARY_SCHEMA).time
+        return sum(t.time.total_s for t in trials)
+    summary = _read(directory.summary_file, Summary, SUMMARY_SCHEMA)
+    told = {line.number for line in summary.trials}
+    return summary.time.total_s + sum(t.time.total_s for t in trials if t.number not in told)
 
 
 def newest_study(out: Path) -> Path:

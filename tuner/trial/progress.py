@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tuner.domain.outcome import Trial
@@ -10,11 +11,14 @@ from tuner.domain.outcome import Trial
 class Progress(Protocol):
     """Events of a sweep, in order; none of them may block."""
 
-    def study_started(self, total_trials: int, *, kind: str = "study", unit: str = "trial") -> None:
-        """`total_trials` of what `unit` names (in the singular) are planned, for what `kind` names."""
+    def study_started(
+        self, total_trials: int, earlier: Sequence[Trial] = (), *, kind: str = "study", unit: str = "trial"
+    ) -> None:
+        """How many of what `unit` names (in the singular) there will be, as far as it is known, for what `kind` names;
+        those in `earlier` are measured already."""
 
-    def more_planned(self, more: int, reason: str) -> None:
-        """The plan has grown by `more`; `reason` is a whole sentence for people."""
+    def replanned(self, total_trials: int, reason: str = "") -> None:
+        """More is known about that number; `reason` is a sentence for people where it has grown."""
 
     def trial_started(self, number: int, label: str) -> None: ...
 
@@ -24,16 +28,19 @@ class Progress(Protocol):
 
     def trial_finished(self, trial: Trial) -> None: ...
 
-    def message(self, text: str) -> None: ...
+    def message(self, text: str, *, routine: bool = False) -> None:
+        """A sentence for people; a `routine` one is no warning."""
 
 
 class Silent:
     """Nobody watches."""
 
-    def study_started(self, total_trials: int, *, kind: str = "study", unit: str = "trial") -> None:
+    def study_started(
+        self, total_trials: int, earlier: Sequence[Trial] = (), *, kind: str = "study", unit: str = "trial"
+    ) -> None:
         pass
 
-    def more_planned(self, more: int, reason: str) -> None:
+    def replanned(self, total_trials: int, reason: str = "") -> None:
         pass
 
     def trial_started(self, number: int, label: str) -> None:
@@ -48,5 +55,5 @@ class Silent:
     def trial_finished(self, trial: Trial) -> None:
         pass
 
-    def message(self, text: str) -> None:
+    def message(self, text: str, *, routine: bool = False) -> None:
         pass

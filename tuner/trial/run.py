@@ -33,41 +33,64 @@ class TrialPlan:
     final_of: int | None = None
 
 
+UNDER_WAY = "the trial was under way"
+"""The message of a trial whose run wrote nothing more about it, as after a kill."""
+
+
 @dataclass
 class _Progressing:
     """A trial under way: what is known so far."""
 
     plan: TrialPlan
+    clock: Clock
+    began_s: float
     started_at: str
     results: list[RoundResult] = field(default_factory=list)
     command: list[str] = field(default_factory=list)
     effective_args: dict[str, Scalar] | None = None
     model_revision: str | None = None
     warnings: list[str] = field(default_factory=list)
-    start_s: float = 0.0
+    session: LiveSession | None = None
+
+    def time(self) -> TrialTime:
+        """Where its seconds went until now: without a session, all of them into the engine's start."""
+        now_s = self.clock.monotonic_s()
+        total_s, session = now_s - self.began_s, self.session
+        if session is None:
+            return TrialTime(total_s=total_s, engine_start_s=total_s)
+        return TrialTime(
+            total_s=total_s,
+            engine_start_s=session.engine.start_s if session.engine is not None else 0.0,
+            load_s=session.load_s,
+            stop_s=0.0 if session.left_s is None else now_s - session.left_s,
+        )
 
 
 async def run_trial(plan: TrialPlan, directory: StudyDirectory, clock: Clock, progress: Progress) -> Trial:
-    """Run one trial and keep it on disk after every round; failures are outcomes, not exceptions.
+    """Run one trial and keep it on disk from its start and after every round; failures are outcomes, not exceptions.
 
     Cancellation stops the engine, keeps the trial as `interrupted` and goes on up.
     """
-    began_s = clock.monotonic_s()
     state = _Progressing(
-        plan, clock.now().isoformat(timespec="seconds"), command=command_line(plan.config.launch_spec(), 0)
+        plan,
+        clock,
+        clock.monotonic_s(),
+        clock.now().isoformat(timespec="seconds"),
+        command=command_line(plan.config.launch_spec(), 0),
     )
-    session: LiveSession | None = None
-    left_s = began_s
+    _write_under_way(state, directory)
     diagnosis: Diagnosis | None = None
     outcome: State = "interrupted"
     try:
         try:
             async with engine_session(
-                plan.config, clock, on_stage=progress.stage, on_progress=progress.round_progress
+                plan.config,
+                clock,
+                on_stage=progress.stage,
+                on_progress=progress.round_progress,
+                on_open=lambda opened: _note_start(state, opened),
             ) as session:
-                _note_start(state, session)
                 diagnosis = await _rounds(state, session, directory, clock, progress)
-                left_s = clock.monotonic_s()
             outcome = _failed_as(diagnosis) if diagnosis else "completed"
         except EngineError as error:
             diagnosis = error.diagnosis
@@ -76,9 +99,9 @@ async def run_trial(plan: TrialPlan, directory: StudyDirectory, clock: Clock, pr
             diagnosis = Diagnosis(code=error.code, message=error.message, mend=error.mend)
             outcome = _failed_as(diagnosis)
     except asyncio.CancelledError:
-        directory.write_trial(_trial(state, "interrupted", None, _time(state, session, began_s, left_s, clock)))
+        directory.write_trial(_trial(state, "interrupted", None))
         raise
-    trial = _trial(state, outcome, diagnosis, _time(state, session, began_s, left_s, clock))
+    trial = _trial(state, outcome, diagnosis)
     directory.write_trial(trial)
     return trial
 
@@ -88,10 +111,14 @@ def _failed_as(diagnosis: Diagnosis) -> State:
     return states.get(policy(diagnosis.code), "engine_failed")
 
 
+def _write_under_way(state: _Progressing, directory: StudyDirectory) -> None:
+    directory.write_trial(_trial(state, "interrupted", Diagnosis(code="", message=UNDER_WAY)))
+
+
 def _note_start(state: _Progressing, session: LiveSession) -> None:
+    state.session = session
     state.command = session.command
     if session.engine is not None:
-        state.start_s = session.engine.start_s
         state.effective_args = dict(session.engine.effective.args)
         state.model_revision = session.engine.effective.model_revision
     state.warnings += session.planner.labels
@@ -106,21 +133,12 @@ async def _rounds(
         state.results = list(results)
         last = results[-1]
         directory.write_round(plan.number, len(results), last.observation, last.timeline)
-        under_way = Diagnosis(code="", message="the trial was under way")
-        directory.write_trial(_trial(state, "interrupted", under_way, TrialTime(load_s=session.load_s)))
+        _write_under_way(state, directory)
 
     return await enough_rounds(session, plan.rounds, f"trial-{plan.number}", clock, progress, keep)
 
 
-def _time(state: _Progressing, session: LiveSession | None, began_s: float, left_s: float, clock: Clock) -> TrialTime:
-    total_s = clock.monotonic_s() - began_s
-    load_s = session.load_s if session else 0.0
-    stop_s = clock.monotonic_s() - left_s if session and left_s > began_s else 0.0
-    start_s = state.start_s if session else total_s
-    return TrialTime(total_s=total_s, engine_start_s=start_s, load_s=load_s, stop_s=stop_s)
-
-
-def _trial(state: _Progressing, outcome: State, diagnosis: Diagnosis | None, time: TrialTime) -> Trial:
+def _trial(state: _Progressing, outcome: State, diagnosis: Diagnosis | None) -> Trial:
     plan = state.plan
     rounds = [r.measurement for r in state.results]
     good = counting(state.results)
@@ -149,7 +167,7 @@ def _trial(state: _Progressing, outcome: State, diagnosis: Diagnosis | None, tim
         violations=violations(median, plan.config.constraints) if median else [],
         warnings=[*state.warnings, *(summary.warnings if summary else [])],
         started_at=state.started_at,
-        time=time,
+        time=state.time(),
         final_of=plan.final_of,
     )
 

@@ -132,6 +132,8 @@ class LiveSession:
     reuse_budget: ReuseBudget | None = None
     on_progress: Callable[[int, int], None] | None = None
     load_s: float = 0.0
+    left_s: float | None = None
+    """When it was left, on the clock: what comes after is the engine's stop."""
     effective: EffectiveConfig | None = field(init=False)
     command: list[str] = field(init=False)
 
@@ -214,10 +216,12 @@ async def engine_session(
     *,
     on_stage: Callable[[str], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_open: Callable[[LiveSession], None] | None = None,
 ) -> AsyncIterator[LiveSession]:
     """Launch the engine, probe it, warm it up; stop it in order whatever happens.
 
-    EngineError and LoadError say why there is no session.
+    EngineError and LoadError say why there is no session. `on_open` gets the session before its warm-up, so that
+    its times are known where the warm-up fails.
     """
     say = on_stage or (lambda _: None)
     say("starting the engine")
@@ -234,10 +238,15 @@ async def engine_session(
         async with _open(
             target, config.workload, config.constraints, config.seed, source, clock, engine, block_size, on_progress
         ) as session:
-            say("warming up")
+            if on_open is not None:
+                on_open(session)
             session.reuse_budget = config.reuse_budget
-            await session.warm_up()
-            yield session
+            try:
+                say("warming up")
+                await session.warm_up()
+                yield session
+            finally:
+                session.left_s = clock.monotonic_s()
 
 
 @asynccontextmanager

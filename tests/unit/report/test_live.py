@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import io
+import re
 
-from rich.console import Console
+import pytest
+from rich.console import Console, Group
 
 from tests.fakes import studies
 from tuner.clock import FakeClock
+from tuner.errors import Interrupted
 from tuner.report.live import SweepView
 from tuner.report.pace import share_done, step_left_s, time_left_s
 
@@ -56,7 +59,7 @@ def test_what_is_no_trial_is_counted_by_its_own_word_and_grows_with_a_reason() -
         clock.advance(60)
         view.trial_finished(studies.trial(number, {}, 142.0, label=f"start {number}, frozen"))
         if number == 1:
-            view.more_planned(2, "a suspicion: 2 more starts")
+            view.replanned(3, "a suspicion: 2 more starts")
     lines = out.getvalue().splitlines()
     assert lines[:2] == ["night: 1 start", "[1/1] start 1, frozen: started"]
     assert lines[3:5] == ["a suspicion: 2 more starts", "[2/3] start 2, frozen: started"]
@@ -83,12 +86,58 @@ def test_starts_on_a_terminal_do_not_compete() -> None:
     assert "best so far" not in text
 
 
-def test_quiet_keeps_results_and_messages() -> None:
+def test_quiet_keeps_failures_and_warnings() -> None:
     clock = FakeClock()
     view, out = plain_view(clock, quiet=True)
     run_two_trials(view, clock)
-    view.message("note")
-    assert len(out.getvalue().splitlines()) == 3
+    view.message("as it should be", routine=True)
+    assert out.getvalue() == ""
+    view.message("a warning")
+    view.trial_finished(studies.failed(2, 16, "port_in_use", "somebody listens there"))
+    assert [line.split(",")[0] for line in out.getvalue().splitlines()] == ["a warning", "[3/4] trial 2"]
+
+
+def test_one_trial_is_one_trial() -> None:
+    view, out = plain_view(FakeClock())
+    view.study_started(1)
+    assert out.getvalue() == "study: 1 trial\n"
+
+
+def test_a_continued_study_counts_on_and_shows_what_was_measured() -> None:
+    clock = FakeClock()
+    earlier = [studies.trial(0, {}, 142.0, role="baseline", label="stock")]
+    view, out = plain_view(clock)
+    view.study_started(4, earlier)
+    view.trial_started(2, "chunk 512")
+    view.replanned(3)
+    view.trial_finished(studies.trial(2, {}, 150.0, label="chunk 512"))
+    lines = out.getvalue().splitlines()
+    assert lines[:3] == ["study: 4 trials", "continuing: 1 trial measured earlier", "[2/4] trial 2, chunk 512: started"]
+    assert lines[3].startswith("[2/3] trial 2, chunk 512: TTFT P90")
+    assert "left" in lines[3], "an earlier trial tells how long one takes"
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(view._screen())
+    assert re.search(r"0 +stock +\S+ ms +best so far", screen.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("violation", "said"),
+    [
+        ("ttft_ms.p90 <= 100: 142.3", "outside ttft_ms.p90 <= 100 (142 ms)"),
+        ("ttft_ms.p90 <= 142: 142.3", "outside ttft_ms.p90 <= 142 (142.3 ms)"),
+        ("goodput >= 3: not measured (no limit)", "outside goodput >= 3 (not measured (no limit))"),
+    ],
+)
+def test_a_violation_has_its_value_in_its_unit(violation: str, said: str) -> None:
+    view, out = plain_view(FakeClock())
+    found = studies.trial(0, {}, 142.3, label="stock")
+    assert found.median is not None
+    assert found.median.ttft_ms is not None
+    latency = found.median.ttft_ms.model_copy(update={"p90": 142.3})
+    median = found.median.model_copy(update={"ttft_ms": latency, "goodput": None})
+    view.study_started(1)
+    view.trial_finished(found.model_copy(update={"median": median, "violations": [violation]}))
+    assert said in out.getvalue()
 
 
 def test_a_failed_trial_says_why() -> None:
@@ -117,6 +166,43 @@ def test_a_terminal_shows_bar_forecast_and_best() -> None:
     assert "trial 2, chunk 512: starting the engine" in text
     assert "24 s, about 24 s left" in text
     assert text.count("best so far") == 1
+
+
+@pytest.mark.parametrize("width", [40, 60, 80])
+def test_a_narrow_terminal_keeps_the_count_and_the_time_left(width: int) -> None:
+    clock = FakeClock()
+    screen = io.StringIO()
+    console = Console(file=screen, width=width, force_terminal=True, color_system=None)
+    view = SweepView(console, clock=clock)
+    with view:
+        run_two_trials(view, clock)
+        view.trial_started(2, "chunk 512, long_prefill_token_threshold 256")
+        view.stage("starting the engine")
+        clock.advance(24)
+        shown = io.StringIO()
+        Console(file=shown, width=width).print(Group(view._overall(), view._step()))
+    lines = shown.getvalue().splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= width
+    assert lines[0].startswith("2 of 4 trials ")
+    assert lines[0].rstrip().endswith("about 2 min 36 s left")
+    assert lines[1].rstrip().endswith("24 s, about 24 s left")
+
+
+def test_an_interruption_leaves_the_finished_trials_on_the_screen() -> None:
+    clock = FakeClock()
+    out = io.StringIO()
+    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+
+    def interrupted() -> None:
+        with SweepView(console, clock=clock) as view:
+            run_two_trials(view, clock)
+            raise Interrupted("interrupted", "")
+
+    with pytest.raises(Interrupted):
+        interrupted()
+    left = out.getvalue().rpartition("\x1b")[2]
+    assert len(re.findall(r"^ +[01] +stock ", left, re.MULTILINE)) == 2
 
 
 def test_forecast_needs_a_finished_trial_and_ignores_an_outlier() -> None:

@@ -1,0 +1,57 @@
+"""What a sweep refuses before its first engine start; a dry run and a doctor ask the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tuner.domain.candidate import Candidate, Scalar
+from tuner.domain.profile import Profile
+from tuner.engine.installed import check_options, inspect_installed
+from tuner.engine.launch import command_line
+from tuner.engine.policy import stopped_by
+from tuner.engine.rules import static_rule_violation
+from tuner.errors import EngineError
+from tuner.space.search_space import Choices, SearchSpace, declared_block_size, search_space
+from tuner.trial.launcher import EngineChoice
+from tuner.trial.session import SessionConfig
+
+
+async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
+    """Whether this engine takes the profile's options and knobs, as far as it tells without a start.
+
+    ProfileError and UsageError name the option, or the values, that it will not take; EngineError when the engine's
+    command does not even answer.
+    """
+    space = search_space(profile)
+    _check_ours(profile, choice, corner(space))
+    installed = await inspect_installed(choice.launcher, {**choice.env, **profile.engine.env})
+    args: dict[str, Scalar] = dict(profile.engine.args) | dict.fromkeys(profile.space.knobs, None)
+    try:
+        check_options(installed, args)
+    except EngineError as error:
+        raise stopped_by(error.diagnosis) from None
+    violation = static_rule_violation(profile.engine.args, declared_block_size(profile))
+    if violation is not None:
+        raise stopped_by(violation)
+
+
+def corner(space: SearchSpace) -> Candidate:
+    """The candidate of the first, or lowest, value of each knob."""
+    values = {
+        k.name: k.values[0] if isinstance(k, Choices) else (int(k.low) if k.integer else k.low) for k in space.knobs
+    }
+    return space.candidate(values)
+
+
+def _check_ours(profile: Profile, choice: EngineChoice, candidate: Candidate) -> None:
+    """UsageError for an option, or a knob, that is not the profile's to set."""
+    config = SessionConfig.of_profile(
+        profile,
+        choice,
+        args=candidate.engine_args(profile.engine.args),
+        reuse_budget=candidate.effective_budget,
+        seed=0,
+        log_path=Path("engine.log"),
+        record_dir=Path(),
+    )
+    command_line(config.launch_spec(), 0)
