@@ -359,6 +359,50 @@ def test_a_trial_killed_in_its_first_seconds_is_known_too(tmp_path: Path, profil
     assert_time_adds_up(study)
 
 
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_goes_away_under_a_sweep_is_said(tmp_path: Path, profile: Path, replaced: bool) -> None:
+    study = tmp_path / "results/tiny"
+    child = subprocess.Popen(
+        command("sweep", profile, "--engine", "sim"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        wait_until(lambda: (study / "trials/0000/trial.json").exists())
+        shutil.move(study, tmp_path / "elsewhere")
+        if replaced:
+            study.write_text("a file of somebody else")
+        _, err = child.communicate(timeout=DEADLINE_S)
+    finally:
+        child.kill()
+        child.wait(10)
+    assert child.returncode == 2, err
+    assert "was removed or replaced while the sweep ran" in err or "Move it out of the way" in err
+    assert "bug" not in err
+    assert not replaced or study.read_text() == "a file of somebody else"
+    assert engines_below(tmp_path) == []
+
+
+def test_an_objective_that_nobody_measures_ends_after_the_baseline(tmp_path: Path, profile: Path) -> None:
+    done = run("sweep", profile, "--engine", "sim", "--set", "objective={minimize: answer_ttft_ms.p90}", cwd=tmp_path)
+    assert done.returncode == 4, done.stderr
+    assert "answer_ttft_ms.p90, which the profile optimizes, is not measured" in done.stderr
+    assert "limit" not in done.stderr.splitlines()[-1]
+    assert "No answer: answer_ttft_ms.p90" in " ".join(done.stdout.split())
+    assert [t["role"] for t in trials(tmp_path / "results/tiny")] == ["baseline"]
+
+
+@pytest.mark.parametrize("columns", ["0", "1", "30"])
+def test_no_terminal_is_too_narrow_for_the_answer(swept: tuple[Path, Any], columns: str) -> None:
+    done = run("sweep", "tiny.yaml", "--engine", "sim", cwd=swept[0], COLUMNS=columns)
+    assert done.returncode == 0, done.stderr
+    assert "P90" in done.stdout
+    assert "frozen configuration" in done.stdout
+    assert any(line.startswith("*") for line in done.stdout.splitlines())
+
+
 def test_no_candidate_within_the_limits_is_no_verdict(tmp_path: Path, profile: Path) -> None:
     done = run("sweep", profile, "--engine", "sim", "--set", "constraints=[ttft_ms.p99 <= 0.5]", cwd=tmp_path)
     assert done.returncode == 4, done.stderr

@@ -75,11 +75,10 @@ def _print(trial: Trial, *, as_json: bool) -> None:
 
         sys.stdout.write(dump_json(trial.to_json()).decode())
     else:
-        from rich.console import Console
-
         from tuner.report.bench import bench_table
+        from tuner.report.terminal import result_console
 
-        Console(highlight=False).print(bench_table(trial))
+        result_console().print(bench_table(trial))
     sys.stdout.flush()
 
 
@@ -94,13 +93,12 @@ def _measure(
     quiet: bool,
 ) -> Trial:
     """The measured server. Interrupted, with the trial so far in `interrupted` when a round of it counts."""
-    from rich.console import Console
-
     from tuner.cli.interrupt import run_interruptible
     from tuner.clock import SYSTEM_CLOCK
     from tuner.domain.units import counted
     from tuner.load.target import Target
     from tuner.report.live import SweepView
+    from tuner.report.terminal import progress_console
     from tuner.trial.bench import bench_server
 
     target = Target(
@@ -116,7 +114,7 @@ def _measure(
         of = counted(profile.rounds, "round")
         return f"What is printed rests on {done} of {of}." if done else f"None of {of} had finished."
 
-    with SweepView(Console(stderr=True, highlight=False), quiet=quiet) as view:
+    with SweepView(progress_console(), quiet=quiet) as view:
         return run_interruptible(
             lambda: bench_server(
                 target, profile, seed=seed, clock=SYSTEM_CLOCK, progress=view, on_interrupted=interrupted.append

@@ -6,7 +6,6 @@ import errno
 import functools
 import io
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -148,10 +147,8 @@ def _write_traceback() -> Path:
     return path
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-
-
 def _say(text: str) -> None:
-    # A server's words may be part of it: they must not steer the terminal.
-    sys.stderr.write(f"chunktune: {_CONTROL.sub('?', text)}\n")
+    from tuner.domain.units import printable
+
+    sys.stderr.write(f"chunktune: {printable(text)}\n")
     sys.stderr.flush()

@@ -87,14 +87,13 @@ def _servers(
     seed: int,
     quiet: bool,
 ) -> Comparison:
-    from rich.console import Console
-
     from tuner.cli.interrupt import run_interruptible
     from tuner.clock import SYSTEM_CLOCK
     from tuner.load.target import Target
     from tuner.profile import load_profile
     from tuner.regress.compare import compare_servers
     from tuner.report.live import SweepView
+    from tuner.report.terminal import progress_console
 
     loaded = load_profile(profile, list(overrides or []))
     left, right = (
@@ -107,7 +106,7 @@ def _servers(
         )
         for url, model, key in zip(urls, models, keys, strict=True)
     )
-    with SweepView(Console(stderr=True, highlight=False), quiet=quiet) as view:
+    with SweepView(progress_console(), quiet=quiet) as view:
         return run_interruptible(
             lambda: compare_servers(
                 left,
@@ -135,8 +134,6 @@ def _files(
     allow_different: bool,
     quiet: bool,
 ) -> Comparison:
-    from rich.console import Console
-
     from tuner.cli.interrupt import run_interruptible
     from tuner.clock import SYSTEM_CLOCK
     from tuner.errors import UsageError
@@ -145,6 +142,7 @@ def _files(
     from tuner.regress.run import rounds_at_freeze
     from tuner.regress.starts import Arm, EngineStarter, PerArm, profile_of
     from tuner.report.live import SweepView
+    from tuner.report.terminal import progress_console
 
     a, b = (load_frozen(path) for path in paths)
     if a.workload_sha256 != b.workload_sha256 and not allow_different:
@@ -163,7 +161,7 @@ def _files(
         say(choices[0].sentence)
 
     metric_path = a.objective.metrics[0]
-    with SweepView(Console(stderr=True, highlight=False), quiet=quiet, metric_path=metric_path) as view:
+    with SweepView(progress_console(), quiet=quiet, metric_path=metric_path) as view:
         profiles = [profile_of(frozen.model_copy(update={"workload": a.workload}), per_start) for frozen in (a, b)]
         starters = [
             EngineStarter(choice, profile, per_start, seed, folder, SYSTEM_CLOCK, view)

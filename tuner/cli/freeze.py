@@ -53,6 +53,11 @@ def freeze(
     if study_dir is None:
         _say(f"study: {record.directory}")
     frozen = frozen_of(record, trial)
+    if trial is None and record.summary is not None:
+        from tuner.report.answer import answer, beats_stock
+
+        if not beats_stock(record.study, record.summary, record.trials):
+            _say(f"note: {answer(record.study, record.summary, record.trials).sentence}")
     if frozen.simulated:
         refuse_simulated(frozen, f"study {record.study.study}", allow_simulated)
     text = {Format.json: to_json, Format.yaml: to_yaml, Format.args: to_args}[format_](frozen)

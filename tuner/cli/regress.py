@@ -175,8 +175,6 @@ def say(text: str) -> None:
 
 
 def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | None, *, quiet: bool) -> NightResult:
-    from rich.console import Console
-
     from tuner.cli.interrupt import run_interruptible
     from tuner.clock import SYSTEM_CLOCK
     from tuner.errors import EngineError, LoadError
@@ -185,6 +183,7 @@ def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | 
     from tuner.regress.markdown import night_markdown
     from tuner.regress.run import run_night
     from tuner.report.live import SweepView
+    from tuner.report.terminal import progress_console
 
     began_s, at = SYSTEM_CLOCK.monotonic_s(), SYSTEM_CLOCK.now().isoformat(timespec="seconds")
 
@@ -198,7 +197,7 @@ def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | 
 
     try:
         metric_path = request.frozen.objective.metrics[0]
-        with SweepView(Console(stderr=True, highlight=False), quiet=quiet, metric_path=metric_path) as view:
+        with SweepView(progress_console(), quiet=quiet, metric_path=metric_path) as view:
             result = run_interruptible(
                 lambda: run_night(request, SYSTEM_CLOCK, view), kept=lambda: kept_starts(request.folder)
             )

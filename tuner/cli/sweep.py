@@ -90,14 +90,13 @@ def _dry_run(request: SweepRequest, *, as_json: bool) -> int:
 
 
 def _run(request: SweepRequest, profile: Profile, *, as_json: bool, quiet: bool) -> int:
-    from rich.console import Console
-
     from tuner.cli.interrupt import run_interruptible
     from tuner.clock import SYSTEM_CLOCK
     from tuner.report.live import SweepView
+    from tuner.report.terminal import progress_console
     from tuner.study.sweep import sweep as run_sweep
 
-    console = Console(stderr=True, highlight=False)
+    console = progress_console()
     view = SweepView(console, quiet=quiet, metric_path=profile.objective.metrics[0])
     with view:
         result = run_interruptible(
@@ -117,14 +116,16 @@ def _show(result: SweepResult, *, as_json: bool) -> None:
 
         sys.stdout.write(dump_json(result.summary.to_json()).decode())
         return
-    from rich.console import Console
-
+    from tuner.report.answer import answer
     from tuner.report.console import closing_table
+    from tuner.report.terminal import result_console
 
-    console = Console(highlight=False)
+    console = result_console()
     console.print(closing_table(result.summary, result.study, result.trials))
     frozen = result.directory.frozen_file
     if result.summary.best is not None and frozen.exists():
-        console.print(f"frozen configuration: {frozen}", soft_wrap=True)
+        said = answer(result.study, result.summary, result.trials)
+        of = " (the best of the others)" if said.kind == "stock_will_do" else ""
+        console.print(f"frozen configuration{of}: {frozen}", soft_wrap=True)
     else:
         console.print(f"results: {result.directory.path}", soft_wrap=True)

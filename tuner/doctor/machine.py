@@ -18,6 +18,7 @@ from tuner.engine.installed import InstalledEngine, ask, check_options, inspect_
 from tuner.engine.launch import plugin_folder
 from tuner.errors import ChunktuneError, EngineError, UsageError
 from tuner.telemetry import DeviceFacts
+from tuner.trial.checks import check_before_start
 from tuner.trial.launcher import EngineChoice
 
 _GIB = 1 << 30
@@ -29,7 +30,8 @@ _CPU_BLOCK = 32
 async def judge_engine(choice: EngineChoice, profile: Profile) -> tuple[list[Line], InstalledEngine | None]:
     """What would be launched, whether it has the profile's options, and whether the plug-in loads there."""
     if choice.simulated:
-        return [*_simulated(choice), judge_pretended(profile, _pretended_gpus(choice))], None
+        gpus = judge_pretended(profile, _pretended_gpus(choice))
+        return [*_simulated(choice), await _taken(choice, profile), gpus], None
     env = {**choice.env, **profile.engine.env}
     try:
         installed = await inspect_installed(choice.launcher, env)
@@ -58,6 +60,15 @@ def _simulated(choice: EngineChoice) -> list[Line]:
     else:
         lines.append(ok("simulated engine", "its cost tables (aiconfigurator-core) are installed"))
     return lines
+
+
+async def _taken(choice: EngineChoice, profile: Profile) -> Line:
+    """Whether the simulated engine takes the options and knobs, by what a sweep asks before its first start."""
+    try:
+        await check_before_start(profile, choice)
+    except ChunktuneError as error:
+        return wrong("vllm options", error.message, error.mend or "See docs/knobs.md for the names.")
+    return ok("vllm options", "the simulated engine has those of the profile")
 
 
 def _pretended_gpus(choice: EngineChoice) -> int | None:

@@ -33,6 +33,14 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def printable(text: str) -> str:
+    """Words of a server, a log or a file for people: control characters, which could steer a terminal, become "?"."""
+    return _CONTROL.sub("?", text)
+
+
 def counted(number: int, noun: str) -> str:
     """A number of things for people: "1 trial", "2 trials"."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

@@ -7,6 +7,7 @@ from typing import Any
 
 import orjson
 
+from tuner.domain.units import printable
 from tuner.load.sse import Event
 
 DONE = b"[DONE]"
@@ -148,7 +149,7 @@ def error_text(message: Any) -> str:
         error = error.get("message") or error.get("detail") or error.get("type") or ""
     elif error is message or not isinstance(error, str):
         error = message.get("message") or message.get("detail") or ""
-    return " ".join(str(error).split())[:300]
+    return printable(" ".join(str(error).split())[:300])
 
 
 def body_text(body: bytes) -> str:
@@ -165,4 +166,4 @@ def whole(value: Any, otherwise: int | None = None) -> int | None:
 
 
 def _text(data: bytes) -> str:
-    return " ".join(data.decode("utf-8", "replace").split())[:300]
+    return printable(" ".join(data.decode("utf-8", "replace").split())[:300])

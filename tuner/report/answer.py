@@ -14,7 +14,7 @@ from tuner.domain.candidate import CHUNK_KNOB
 from tuner.domain.measurement import metric
 from tuner.domain.outcome import Improvement, StudyFile, Summary, TableRow, Trial
 from tuner.domain.profile import Objective
-from tuner.report.numbers import is_better, metric_title, metric_value, signed_percent
+from tuner.report.numbers import is_better, metric_title, metric_unit, metric_value, signed_percent
 
 FAILED_STATES = ("engine_failed", "load_failed")
 STATE_WORDS = {
@@ -137,9 +137,21 @@ def limit_text(violation: str) -> str:
     """A trial's "itl_ms.p99 <= 250: 605.246" as people read it: "itl_ms.p99 <= 250 (605 ms)"."""
     limit, _, found = violation.partition(": ")
     try:
-        return f"{limit} ({metric_value(limit.split()[0], float(found))})"
-    except (ValueError, IndexError):
+        path, _, bound = limit.split()
+        rounded = metric_value(path, float(found))
+        # Rounded to its limit it would look as if it held.
+        same = rounded == metric_value(path, float(bound))
+    except ValueError:
         return f"{limit} ({found})" if found else limit
+    return f"{limit} ({f'{found} {metric_unit(path)}'.rstrip('% ') if same else rounded})"
+
+
+def beats_stock(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> bool:
+    """Whether the winner is better than stock beyond the noise, or stock breaks a limit, or is not there to compare."""
+    said = answer(study, summary, trials)
+    if said.improvement is None or broken_by_stock(summary, trials):
+        return said.kind == "winner"
+    return said.kind == "winner" and not _in_noise(said.improvement)
 
 
 def _in_noise(improvement: Improvement) -> bool:

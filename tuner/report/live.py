@@ -15,9 +15,9 @@ from rich.text import Text
 from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.measurement import higher_is_better, metric
 from tuner.domain.outcome import Trial
-from tuner.domain.units import counted, format_duration
-from tuner.report.answer import FAILED_STATES, STATE_WORDS, trial_label
-from tuner.report.numbers import metric_title, metric_unit, metric_value
+from tuner.domain.units import counted, format_duration, printable
+from tuner.report.answer import FAILED_STATES, STATE_WORDS, limit_text, trial_label
+from tuner.report.numbers import metric_title, metric_value
 from tuner.report.pace import share_done, step_left_s, time_left_s
 
 ROWS_SHOWN = 12
@@ -138,7 +138,7 @@ class SweepView:
         if self._plain or self._live is None:
             self._write(text)
         else:
-            self._live.console.print(Text(text))
+            self._live.console.print(Text(printable(text)))
 
     def close(self) -> None:
         live, self._live = self._live, None
@@ -191,7 +191,7 @@ class SweepView:
             self._write(text)
 
     def _write(self, text: str) -> None:
-        self._console.print(Text(text), soft_wrap=True)
+        self._console.print(Text(printable(text)), soft_wrap=True)
 
     def _screen(self) -> RenderableType:
         parts: list[RenderableType] = []
@@ -275,18 +275,6 @@ def _rule(violation: str) -> str:
     return violation.partition(": ")[0]
 
 
-def _violation(trial: Trial, violation: str) -> str:
-    """A violation as `trial.json` has it, with the value in its unit: `itl_ms.p99 <= 250 (605 ms)`."""
-    rule, _, found = violation.partition(": ")
-    path, _, limit = rule.split(" ", 2)
-    value = _value(trial, path)
-    if value is not None:
-        rounded = metric_value(path, value)
-        # Rounded to its limit it would look as if it held.
-        found = rounded if rounded != metric_value(path, float(limit)) else f"{found} {metric_unit(path).strip('%')}"
-    return f"{rule} ({found.strip()})"
-
-
 def _style(trial: Trial) -> str | None:
     return None if trial.state == "completed" and not trial.violations else "yellow"
 
@@ -294,9 +282,7 @@ def _style(trial: Trial) -> str | None:
 def _result(trial: Trial, path: str) -> str:
     if trial.median is not None and trial.state in ("completed", "infeasible", "pruned"):
         value = f"{metric_title(path)} {metric_value(path, _value(trial, path))}"
-        outside = (
-            f", outside {', '.join(_violation(trial, each) for each in trial.violations)}" if trial.violations else ""
-        )
+        outside = f", outside {', '.join(map(limit_text, trial.violations))}" if trial.violations else ""
         stopped = ", stopped early" if trial.state == "pruned" else ""
         cause = f" ({trial.cause}: {trial.message})" if trial.cause and trial.message else ""
         return f"{value}{outside}{stopped}{cause}"

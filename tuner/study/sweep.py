@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,12 +11,13 @@ import optuna
 
 from tuner.clock import Clock
 from tuner.domain.candidate import CHUNK_KNOB, Candidate
+from tuner.domain.measurement import metric
 from tuner.domain.outcome import Diagnosis, Role, StudyFile, Summary, Trial
 from tuner.domain.profile import Profile
 from tuner.engine.leftovers import end_leftovers
 from tuner.engine.policy import policy, stopped_by
 from tuner.engine.rules import static_rule_violation
-from tuner.errors import EngineError, NoVerdict
+from tuner.errors import EngineError, NoVerdict, UsageError
 from tuner.files import renew_json, write_json
 from tuner.freeze import control_of, freeze_trial, repeats_of
 from tuner.space.alignment import is_aligned
@@ -92,6 +94,9 @@ async def sweep(request: SweepRequest, clock: Clock, progress: Progress) -> Swee
         return await run.run()
 
 
+_OTHER_OBJECTIVE = "Optimize another metric (docs/metrics.md says where each comes from), or a load that has this one."
+
+
 class StudyStopped(Exception):
     """The study cannot go on: the cause, and whether the profile is at fault."""
 
@@ -160,6 +165,8 @@ class _Sweep:
                 self.progress.message("nothing was left to measure", routine=True)
         except StudyStopped as stopped:
             error = stopped_by(stopped.diagnosis)
+        except NoVerdict as unanswerable:
+            error = unanswerable
         finally:
             result = self._finish()
         return SweepResult(result.directory, result.study, result.summary, result.trials, error or result.error)
@@ -180,6 +187,10 @@ class _Sweep:
         existing = self.done("baseline")
         trial = existing[0] if existing else await self._attempt("baseline", "stock", Candidate(knobs={}))
         self._learn(trial)
+        missing = unmeasured_objective([trial], self.profile)
+        if missing:
+            # Hours of candidates would end without an answer.
+            raise NoVerdict(missing, _OTHER_OBJECTIVE)
 
     async def _references(self) -> None:
         done = {t.label for t in self.done("reference")}
@@ -328,7 +339,15 @@ class _Sweep:
         return max(self.directory.numbers(), default=-1) + 1
 
     def _finish(self) -> SweepResult:
-        """Choose, summarize and write, also when the study was stopped or interrupted."""
+        """Choose, summarize and write, also when the study was stopped or interrupted.
+
+        UsageError when the study's folder was taken away meanwhile.
+        """
+        if not self.directory.study_file.is_file():
+            raise UsageError(
+                f"{self.directory.path} was removed or replaced while the sweep ran: what was measured is gone",
+                "Remove what is left of it, then run the same command again.",
+            )
         finals = [t for t in self.trials if t.role == "final" and t.state == "completed"]
         merged = final.merged(self.directory, finals, self.profile)
         stock = next((t for t in merged if t.final_of is not None and self._role_of(t.final_of) == "baseline"), None)
@@ -377,12 +396,25 @@ class _Sweep:
                     mend=f"The engine logs are below {self.directory.path / 'trials'}.",
                 )
             )
+        missing = unmeasured_objective(self.trials, self.profile)
+        if missing:
+            return NoVerdict(missing, _OTHER_OBJECTIVE)
         violated = sorted({v.split(":")[0] for t in candidates for v in t.violations})
         reason = f"; violated: {', '.join(violated)}" if violated else ""
         return NoVerdict(
             f"no candidate completed and meets the constraints{reason}",
             f"See {self.directory.summary_file}; relax a limit or widen the space.",
         )
+
+
+def unmeasured_objective(trials: Sequence[Trial], profile: Profile) -> str:
+    """Which metric of the objective no completed trial has, and why; '' where each was measured, or none completed."""
+    medians = [t.median for t in trials if t.state == "completed" and t.median is not None]
+    for path in profile.objective.metrics if medians else ():
+        if all(metric(median, path) is None for median in medians):
+            reason = medians[0].unmeasured.get(path.partition(".")[0])
+            return f"{path}, which the profile optimizes, is not measured{f': {reason}' if reason else ''}"
+    return ""
 
 
 def _tried(trials: list[Trial]) -> list[Candidate]:

@@ -8,6 +8,7 @@ from tuner.domain.outcome import Improvement
 from tuner.report.answer import (
     advice_beside_failures,
     answer,
+    beats_stock,
     copyable_command,
     failures,
     limit_text,
@@ -52,6 +53,14 @@ def test_a_best_that_is_not_better_than_stock_says_keep_stock() -> None:
     )
 
 
+def test_freeze_warns_where_stock_would_do() -> None:
+    data = studies.normal()
+    for change, ci95, beaten in [(-0.3, (-0.4, -0.2), True), (-0.03, (-0.4, 0.2), False), (0.05, (0.01, 0.2), False)]:
+        told = Improvement(baseline=100.0, best=100.0 * (1 + change), change=change, ci95=ci95)
+        summary = data.summary.model_copy(update={"improvement": {"ttft_ms.p90": told}})
+        assert beats_stock(data.study, summary, data.trials) is beaten
+
+
 def test_a_stock_that_breaks_a_limit_is_not_the_one_to_keep() -> None:
     data = studies.normal()
     worse = Improvement(baseline=80.0, best=85.0, change=0.0625, ci95=(-0.05, 0.2))
@@ -70,6 +79,7 @@ def test_a_stock_that_breaks_a_limit_is_not_the_one_to_keep() -> None:
     [
         ("itl_ms.p99 <= 250: 605.246", "itl_ms.p99 <= 250 (605 ms)"),
         ("memory.peak_fraction <= 0.95: 0.971", "memory.peak_fraction <= 0.95 (97.1 %)"),
+        ("itl_ms.p99 <= 250: 250.2", "itl_ms.p99 <= 250 (250.2 ms)"),
         ("itl_ms.p99 <= 250: not measured (no reason given)", "itl_ms.p99 <= 250 (not measured (no reason given))"),
         ("something else", "something else"),
     ],
