@@ -109,7 +109,9 @@ def read_json(path: Path, *, schema: str | None = None) -> dict[str, Any]:
                 f"{path} has schema {found!r}, this chunktune reads {schema!r}",
                 "Use the chunktune version that wrote it, or make the file again.",
             )
-        raise FileFormatError(f"{path} is not a {family} file (its schema is {found!r})")
+        raise FileFormatError(
+            f"{path} is not a {family} file (its schema is {found!r})", "Name the right file, or restore this one."
+        )
     return value
 
 

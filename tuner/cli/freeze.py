@@ -77,6 +77,7 @@ def frozen_of(record: StudyRecord, number: int | None) -> Frozen:
     from tuner.domain.profile import Profile
     from tuner.errors import FileFormatError, NoVerdict, UsageError
     from tuner.freeze import control_of, freeze_trial, load_frozen, repeats_of
+    from tuner.report.answer import answer
 
     if number is None:
         if record.summary is None:
@@ -86,9 +87,10 @@ def frozen_of(record: StudyRecord, number: int | None) -> Frozen:
             )
         number = record.summary.best
         if number is None:
+            said = answer(record.study, record.summary, record.trials)
             raise NoVerdict(
-                f"study {record.study.study} has no winner: no candidate meets the constraints",
-                "See its summary; --trial freezes a trial of your choice.",
+                f"study {record.study.study} has no winner: {said.sentence.removeprefix('No answer: ')}",
+                "--trial freezes a trial of your choice; `chunktune sweep` continues a study that is not at its end.",
             )
         written = record.directory / "frozen.json"
         if written.exists():
@@ -140,7 +142,7 @@ def write_export(path: Path, text: str) -> None:
     try:
         write_whole(path, text.encode())
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "Name another file.") from None
     _say(f"{verb} {path}")
 
 

@@ -156,7 +156,7 @@ def check_writable(path: Path | None) -> None:
         if not existed:
             path.unlink()
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "Name another file.") from None
 
 
 def kept_starts(folder: Path) -> str:

@@ -45,7 +45,7 @@ def report(
         refuse_foreign(path, b"chunktune report")
         write_whole(path, page.encode())
     except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
+        raise UsageError(f"{path} cannot be written: {error.strerror}", "Name another file.") from None
     typer.echo(str(path))
     return 0
 

@@ -160,7 +160,7 @@ def append_night(path: Path, night: Night) -> None:
                 cut_off = file.read(1) != b"\n"
             file.write((b"\n" if cut_off else b"") + orjson.dumps(night.to_json(), option=orjson.OPT_APPEND_NEWLINE))
     except OSError as error:
-        raise FileFormatError(f"{path} cannot be written: {error.strerror}") from None
+        raise FileFormatError(f"{path} cannot be written: {error.strerror}", "Name another file.") from None
 
 
 def _doubtful(night: Night, metric: str) -> bool:

@@ -180,5 +180,8 @@ def _check_budget(knob: Knob) -> None:
         try:
             ReuseBudget.model_validate({field: value})
         except ValidationError as error:
-            why = error.errors(include_url=False)[0]["msg"]
-            raise ProfileError(f"space.{knob.name}: {value!r} is outside what the plug-in takes: {why}") from None
+            why = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+            raise ProfileError(
+                f"space.{knob.name}: {value!r} is outside what the plug-in takes: {why}",
+                "docs/knobs.md has what each of its policies takes.",
+            ) from None

@@ -177,7 +177,9 @@ def read_telemetry(directory: Path, trial: int, round_number: int) -> MemoryTime
 
 def _known_studies(directory: Path) -> str:
     below = sorted(f.parent.name for f in directory.glob("*/study.json"))
-    return f"Studies below it: {', '.join(below[:10])}." if below else ""
+    if below:
+        return f"Studies below it: {', '.join(below[:10])}."
+    return "Name the folder of a study; `chunktune sweep` makes one."
 
 
 def _read(path: Path, model: type[DocumentT], schema: str) -> DocumentT:
