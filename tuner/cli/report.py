@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -78,8 +79,20 @@ def collect(record: StudyRecord) -> ReportData:
         importances=importances or None,
         importances_reason=reason,
         merged=merged,
+        command=_frozen_command(record),
         missing=missing,
     )
+
+
+def _frozen_command(record: StudyRecord) -> list[str]:
+    """What `freeze --format args` writes of the winner."""
+    from tuner.freeze import load_frozen, to_args
+
+    path = record.directory / "frozen.json"
+    try:
+        return shlex.split(to_args(load_frozen(path))) if path.exists() else []
+    except ChunktuneError:
+        return []
 
 
 def _read_rounds(

@@ -26,6 +26,8 @@ class ReportData:
     """Why `importances` is None."""
     merged: Sequence[Trial] = ()
     """The finals with the rounds of all their starts together; each has the number of its first start."""
+    command: Sequence[str] = ()
+    """The winner's command line as its frozen file has it; () where there is none."""
     missing: Sequence[str] = ()
     """What could not be read, in sentences: a cut file, a trial whose requests are gone."""
 

@@ -165,7 +165,7 @@ def make_page(data: ReportData) -> Page:
         created_at=study.created_at,
         simulated=summary.simulated or study.simulated,
         answer=said,
-        command=_shell(copyable_command(said.winner), _environment(study)) if said.winner else "",
+        command=_shell(data.command or copyable_command(said.winner), _environment(study)) if said.winner else "",
         needs_plugin=said.winner is not None and said.winner.reuse_budget is not None,
         engine=describe_engine(study),
         advice=[sentence(a) for a in advice_beside_failures(summary, found)],

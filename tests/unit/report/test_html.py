@@ -152,6 +152,13 @@ def test_the_command_is_ready_to_paste() -> None:
     assert not make_page(data).needs_plugin
 
 
+def test_the_frozen_command_is_the_one_shown() -> None:
+    """What the engine chose by itself is pinned in the frozen file, and not in the command that was measured."""
+    frozen = ["vllm", "serve", "m", "--enable-chunked-prefill", "--max-num-seqs", "128"]
+    page = make_page(replace(studies.normal(), command=frozen))
+    assert page.command.split(" \\\n  ") == ["vllm serve m", "--enable-chunked-prefill", "--max-num-seqs 128"]
+
+
 def test_the_same_study_gives_the_same_bytes() -> None:
     assert render(studies.normal()) == html_of("normal")
 
