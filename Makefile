@@ -17,7 +17,8 @@ VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check --quiet
 PYTEST = $(VENV)/bin/python -m pytest
 # Real processes in real time: on a shared machine a moment without a processor fails one. What failed is said, runs
 # once more by itself, and has to pass then.
-REAL_TIME = tests/contract tests/integration tests/e2e
+PROCESSES = tests/contract tests/integration
+REAL_TIME = tests/e2e
 
 .PHONY: sweep test unit lint test-vllm test-gpu docs-test clean
 
@@ -26,7 +27,8 @@ sweep: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint
 	$(PYTEST) tests/unit -n 2 -q
-	$(PYTEST) $(REAL_TIME) -q --durations=15 || $(PYTEST) $(REAL_TIME) -q --last-failed
+	$(PYTEST) $(PROCESSES) -n 2 -q || $(PYTEST) $(PROCESSES) -q --last-failed
+	$(PYTEST) $(REAL_TIME) -q --durations=40 || $(PYTEST) $(REAL_TIME) -q --last-failed
 
 unit: $(VENV)/.installed-dev
 	$(PYTEST) tests/unit -q
