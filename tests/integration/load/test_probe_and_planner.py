@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -150,16 +152,23 @@ async def test_a_model_that_is_not_there_names_the_nearest() -> None:
     assert "llama-8b" in error.mend
 
 
-async def test_something_else_at_that_address() -> None:
-    async def hello(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+@asynccontextmanager
+async def answering(reply: bytes) -> AsyncIterator[str]:
+    """The URL of a server that answers every connection with these bytes."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello")
+        writer.write(reply)
         await writer.drain()
         writer.close()
 
-    async with await asyncio.start_server(hello, "127.0.0.1", 0) as other:
-        port = other.sockets[0].getsockname()[1]
-        assert (await failure(Target(f"http://127.0.0.1:{port}"))).code == "not_openai"
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+async def test_something_else_at_that_address() -> None:
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nConnection: close\r\n\r\nhello") as url:
+        assert (await failure(Target(url))).code == "not_openai"
 
 
 async def test_a_redirect_is_named_and_not_followed() -> None:
@@ -172,14 +181,8 @@ async def test_a_redirect_is_named_and_not_followed() -> None:
 
 
 async def test_an_answer_that_cannot_be_read_is_not_called_no_connection() -> None:
-    async def lie(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello")
-        await writer.drain()
-        writer.close()
-
-    async with await asyncio.start_server(lie, "127.0.0.1", 0) as other:
-        error = await failure(Target(f"http://127.0.0.1:{other.sockets[0].getsockname()[1]}"))
+    async with answering(b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nhello") as url:
+        error = await failure(Target(url))
     assert error.code == "not_openai"
     assert "cannot be read" in error.message
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes import studies
+from tests.fakes.profiles import SMALL
 from tuner.domain.candidate import ReuseBudget
 from tuner.domain.outcome import Trial
 from tuner.domain.profile import Profile
@@ -13,20 +14,11 @@ from tuner.study.ahead import trials_ahead
 from tuner.study.choice import candidate_of
 from tuner.study.finals import plan_finals
 
-BASE = """\
-version: 1
-name: chat
-model: m
-workload: {kind: shared-prefix, system_prompt_tokens: 64, user_prompt_tokens: 8, output_tokens: 4,
-  concurrency: 2, requests: 4}
-space:
-  max_num_batched_tokens: [128, 256, 512]
-"""
 STOCK = studies.trial(0, {}, 90.0, role="baseline", label="stock")
 
 
 def profile(*overrides: str) -> Profile:
-    return parse_profile(BASE, overrides=list(overrides))
+    return parse_profile(SMALL, overrides=list(overrides))
 
 
 def candidate(number: int, chunk: int, *, fits: bool = True, budget: ReuseBudget | None = None) -> Trial:

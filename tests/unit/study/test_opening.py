@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes.profiles import SMALL
 from tuner.clock import FakeClock
 from tuner.domain.outcome import Fingerprint, StudyFile
 from tuner.errors import FileFormatError, UsageError
@@ -11,19 +12,9 @@ from tuner.profile import parse_profile
 from tuner.study.opening import exclusive, open_or_create, study_path
 from tuner.study.storage import open_storage
 
-BASE = """\
-version: 1
-name: chat
-model: m
-workload: {kind: shared-prefix, system_prompt_tokens: 64, user_prompt_tokens: 8, output_tokens: 4,
-  concurrency: 2, requests: 4}
-space:
-  max_num_batched_tokens: [128, 256, 512]
-"""
-
 
 def opened(path: Path, *overrides: str, version: str = "0.32.0", seed: int = 0) -> tuple[StudyFile, bool]:
-    profile = parse_profile(BASE, overrides=list(overrides))
+    profile = parse_profile(SMALL, overrides=list(overrides))
     fingerprint = Fingerprint(model=profile.model, vllm_version=version, engine="vllm")
     with exclusive(path) as directory:
         return open_or_create(

@@ -4,6 +4,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from tests.fakes.profiles import SMALL
 from tuner.domain.candidate import Candidate
 from tuner.domain.measurement import Latency, Measurement
 from tuner.domain.outcome import State, Trial
@@ -12,16 +13,7 @@ from tuner.profile import parse_profile
 from tuner.space.search_space import search_space
 from tuner.study.search import Search, open_study, settle_leftovers
 
-BASE = """\
-version: 1
-name: chat
-model: m
-workload: {kind: shared-prefix, system_prompt_tokens: 64, user_prompt_tokens: 8, output_tokens: 4,
-  concurrency: 2, requests: 4}
-space:
-  max_num_batched_tokens: [128, 256, 512]
-constraints: [ttft_ms.p99 <= 100]
-"""
+BASE = SMALL + "constraints: [ttft_ms.p99 <= 100]\n"
 
 
 def made(*overrides: str, seen: list[Candidate] | None = None) -> tuple[Search, optuna.Study, Profile]:
