@@ -23,6 +23,8 @@ LONG_PROMPT_CHUNK = 512
 HIT_WINDOW_ADMISSIONS = 64
 MOST_AT_THE_FRONT = 64
 """No step admits more than a few requests, so no more are put in order for it."""
+FILLED_UP_BELOW = 32
+"""With fewer at the front those that belong there move up; not with each that comes or goes."""
 
 
 @dataclass(frozen=True)
@@ -168,19 +170,21 @@ class HitWindow:
         return self._cached / self._prompt if self._prompt else None
 
 
-@dataclass(eq=False)
-class _Waiter(Generic[K]):
-    key: K
-    arrival: int
-    held_since_s: float | None = None
-
-
 @dataclass(frozen=True, eq=False)
 class Front(Generic[K]):
-    """Who goes first now: `keys` in order; `preferred` of them because their prefix is cached."""
+    """Who goes first now: `keys` in order; `preferred` of them because their prefix is cached.
+
+    Who leaves the line leaves its front too.
+    """
 
     keys: list[K] = field(default_factory=list)
     preferred: list[K] = field(default_factory=list)
+
+    def drop(self, key: K) -> None:
+        """One of `keys` left."""
+        self.keys.remove(key)
+        if key in self.preferred:
+            self.preferred.remove(key)
 
 
 class WaitingLine(Generic[K, H]):
@@ -195,87 +199,96 @@ class WaitingLine(Generic[K, H]):
         self._ratio = min_reuse_ratio
         self._max_hold_s = max_hold_s
         self._arrivals = 0
-        self._waiters: dict[K, _Waiter[K]] = {}
-        self._not_held: dict[K, _Waiter[K]] = {}
-        self._held: dict[K, _Waiter[K]] = {}
-        self._by_block: dict[H, dict[K, _Waiter[K]]] = {}
+        self._arrival: dict[K, int] = {}
+        self._not_held: dict[K, None] = {}
+        self._held_since_s: dict[K, float] = {}
+        self._by_block: dict[H, dict[K, None]] = {}
         self._block_of: dict[K, H] = {}
         self._front: Front[K] | None = None
         self._front_cached: list[H] = []
+        self._more_behind = False
         self._front_until_s = math.inf
 
     def __len__(self) -> int:
-        return len(self._waiters)
+        return len(self._arrival)
 
     def arrive(self, key: K, chain: Sequence[H], shared_blocks: int) -> None:
         """`key` waits; `shared_blocks` of its blocks some earlier request had too, so only they can be cached."""
-        self._front = None
-        waiter = _Waiter(key, self._arrivals)
+        self._arrival[key] = self._arrivals
         self._arrivals += 1
-        self._waiters[key] = self._not_held[key] = waiter
+        self._not_held[key] = None
         needed = needed_blocks(len(chain), self._ratio)
         if 0 < needed <= shared_blocks:
             block = chain[needed - 1]
             self._block_of[key] = block
-            self._by_block.setdefault(block, {})[key] = waiter
+            self._by_block.setdefault(block, {})[key] = None
+            if self._front is not None and block in self._front_cached:
+                self._more_behind = True
+                self._fill_up()
 
     def leave(self, key: K, now_s: float) -> float | None:
         """`key` was admitted or cancelled. Returns for how many seconds it was held, None where it never was."""
-        waiter = self._waiters.pop(key, None)
-        if waiter is None:
+        if self._arrival.pop(key, None) is None:
             return None
-        self._front = None
-        self._not_held.pop(key, None)
-        self._held.pop(key, None)
+        if self._front is not None and key in self._front.keys:
+            self._front.drop(key)
+            self._fill_up()
         block = self._block_of.pop(key, None)
         if block is not None:
             group = self._by_block[block]
             del group[key]
             if not group:
                 del self._by_block[block]
-        return None if waiter.held_since_s is None else now_s - waiter.held_since_s
+        if key in self._not_held:
+            del self._not_held[key]
+            return None
+        return now_s - self._held_since_s.pop(key)
 
-    def front(self, now_s: float, is_cached: Callable[[H], bool]) -> Front[K]:
+    def front(self, now_s: float, is_cached: Callable[[H], object]) -> Front[K]:
         """Who goes first now, and from now on counts those that they overtake as held.
 
-        The same object as before while nobody came or left, the same blocks are cached and nobody's hold ran out.
+        The same object as before while enough are at the front, the same blocks are cached and nobody's hold ran out.
         """
-        cached = [block for block in self._by_block if is_cached(block)]
+        cached = list(filter(is_cached, self._by_block))
         if self._front is None or cached != self._front_cached or now_s >= self._front_until_s:
             self._front_cached = cached
             self._front = self._decide(now_s, cached)
         return self._front
 
+    def _fill_up(self) -> None:
+        """Decide anew where the front has become too short."""
+        if self._front and len(self._front.preferred) < (FILLED_UP_BELOW if self._more_behind else 1):
+            self._front = None
+
     def _decide(self, now_s: float, cached: Sequence[H]) -> Front[K]:
         self._front_until_s = math.inf
-        preferred = [waiter for block in cached for waiter in islice(self._by_block[block].values(), MOST_AT_THE_FRONT)]
+        groups = [self._by_block[block] for block in cached]
+        self._more_behind = sum(map(len, groups)) > MOST_AT_THE_FRONT
+        preferred = [key for group in groups for key in islice(group, MOST_AT_THE_FRONT)]
         if not preferred:
             return Front()
-        preferred.sort(key=_by_arrival)
+        by_arrival = self._arrival.__getitem__
+        preferred.sort(key=by_arrival)
         del preferred[MOST_AT_THE_FRONT:]
-        first = {waiter.key: waiter for waiter in preferred}
-        self._hold_those_before(preferred[-1].arrival, first, now_s)
-        for key, waiter in self._held.items():
-            due_s = (now_s if waiter.held_since_s is None else waiter.held_since_s) + self._max_hold_s
-            if now_s < due_s:
-                self._front_until_s = due_s
+        first = dict.fromkeys(preferred)
+        self._hold_those_before(preferred[-1], first, now_s)
+        for key, since_s in self._held_since_s.items():
+            if now_s < since_s + self._max_hold_s:
+                self._front_until_s = since_s + self._max_hold_s
                 break
-            first.setdefault(key, waiter)
-        order = preferred if len(first) == len(preferred) else sorted(first.values(), key=_by_arrival)
-        return Front([waiter.key for waiter in order], [waiter.key for waiter in preferred])
+            first[key] = None
+        order = preferred.copy() if len(first) == len(preferred) else sorted(first, key=by_arrival)
+        return Front(order, preferred)
 
-    def _hold_those_before(self, arrival: int, first: Mapping[K, _Waiter[K]], now_s: float) -> None:
+    def _hold_those_before(self, last: K, first: Mapping[K, None], now_s: float) -> None:
+        arrival = self._arrival
+        until = arrival[last]
         overtaken = []
-        for key, waiter in self._not_held.items():
-            if waiter.arrival >= arrival:
+        for key in self._not_held:
+            if arrival[key] >= until:
                 break
             if key not in first:
-                overtaken.append(waiter)
-        for waiter in overtaken:
-            waiter.held_since_s = now_s
-            del self._not_held[waiter.key]
-            self._held[waiter.key] = waiter
-
-
-def _by_arrival(waiter: _Waiter[Any]) -> int:
-    return waiter.arrival
+                overtaken.append(key)
+        for key in overtaken:
+            del self._not_held[key]
+            self._held_since_s[key] = now_s

@@ -44,7 +44,7 @@ _SCHEDULER = (
     "waiting.prepend_requests",
     "waiting.remove_requests",
 )
-_BLOCK = ("block_hash", "next_free_block", "ref_cnt")
+_BLOCK = ("_block_hash", "next_free_block", "ref_cnt")
 
 
 class HandleError(RuntimeError):

@@ -35,7 +35,7 @@ from tuner.scheduler.decisions import (
     needed_blocks,
     yield_threshold,
 )
-from tuner.scheduler.free_queue import SecondChance
+from tuner.scheduler.free_queue import FreeBlocks
 from tuner.scheduler.handles import HandleError, check_classes, check_scheduler
 from tuner.scheduler.prefixes import PrefixTree
 
@@ -47,8 +47,6 @@ LOG_IDLE_EVERY_S = 1.0
 
 _REMEMBERED_POOLS = 4
 """How many times the KV pool's blocks are remembered as prefixes: what came back later than that counts as new."""
-_PROTECTED = 3
-"""Ranks above those of the prefix tree: retention goes before eviction under pressure."""
 
 
 class ReuseBudgetScheduler(AsyncScheduler):
@@ -68,15 +66,20 @@ class ReuseBudgetScheduler(AsyncScheduler):
         self._logged = self._counters.line()
         self._logged_at_s = -LOG_EVERY_S
         self._tree: PrefixTree[bytes] = PrefixTree(_REMEMBERED_POOLS * pool.num_gpu_blocks)
-        self._kept: dict[bytes, int] = {}
-        self._visits_until_ranking = 0
-        self._under_pressure = False
-        self._second_chance = SecondChance(pool.free_block_queue, self._counters)
+        self._eviction = FreeBlocks(
+            budget,
+            self._tree,
+            pool.free_block_queue,
+            self._counters,
+            lambda key, block: self._cached_block(key) is block,
+            self._is_free,
+        )
         self._line: WaitingLine[str, bytes] = WaitingLine(budget.min_reuse_ratio, budget.max_hold_ms / 1000.0)
         self._front: Front[str] = Front()
-        self._first: list[Request] = []
+        self._first: dict[str, Request] = {}
         self._hits = HitWindow()
         self._long_waiting: set[str] = set()
+        self._long_admitted: list[Request] = []
         self._preferred_prefills: list[Request] = []
         logger.info("chunktune reuse budget: %s", budget)
 
@@ -89,7 +92,7 @@ class ReuseBudgetScheduler(AsyncScheduler):
         # By the keys under which the pool caches, so that no step has to make them.
         chain = [make_block_hash_with_group_id(each, 0) for each in request.block_hashes]
         shared = self._tree.visit(chain)
-        self._visits_until_ranking -= 1
+        self._eviction.visited()
         self._line.arrive(request.request_id, chain, 0 if request.skip_reading_prefix_cache else shared)
         if request.num_prompt_tokens > LONG_PROMPT_TOKENS:
             self._long_waiting.add(request.request_id)
@@ -108,7 +111,9 @@ class ReuseBudgetScheduler(AsyncScheduler):
         now_s = time.monotonic()
         front = self._order_waiting(now_s)
         yield_to = self._yield_to(front)
-        self._order_free_blocks()
+        requests = min(self.max_num_active_reqs, len(self.running) + len(self.waiting))
+        most_taken = self.max_num_scheduled_tokens // self.block_size + requests
+        self._eviction.before_step(most_taken, self.kv_cache_manager.block_pool.get_usage())
         config = self.scheduler_config
         configured = config.long_prefill_token_threshold
         config.long_prefill_token_threshold, merges = self._merging_threshold(configured)
@@ -121,13 +126,12 @@ class ReuseBudgetScheduler(AsyncScheduler):
             config.long_prefill_token_threshold = configured
             if yield_to:
                 del self._reserve_prefill_lookahead
-        self._second_chance.after_step(freed_meanwhile=bool(output.preempted_req_ids))
+        self._eviction.after_step(freed_meanwhile=bool(output.preempted_req_ids))
         self._account(output, front, now_s)
         if merges:
             chunk = configured or LONG_PROMPT_CHUNK
-            self._counters.merged_chunks += sum(
-                (tokens - 1) // chunk for tokens in output.num_scheduled_tokens.values() if tokens > chunk
-            )
+            taken = output.num_scheduled_tokens.values()
+            self._counters.merged_chunks += sum([(tokens - 1) // chunk for tokens in taken if tokens > chunk])
         self._log_counters(now_s, LOG_EVERY_S)
         return output
 
@@ -142,12 +146,12 @@ class ReuseBudgetScheduler(AsyncScheduler):
         """Admission: those with enough of their prefix cached go first, the others keep their order."""
         if not self._budget.min_reuse_ratio or not self.waiting or not self._has_room():
             return Front()
-        front = self._line.front(now_s, self._is_cached)
-        if not front.keys or (front is self._front and all(map(is_, self.waiting, self._first))):
+        front = self._line.front(now_s, self._cached_block)
+        if not front.keys or (front is self._front and all(map(is_, self.waiting, self._first.values()))):
             return front
         # Preempted and blocked ones stay at the head: vLLM resumes the former first, and steps over the latter.
         first = list(takewhile(lambda request: request.status != RequestStatus.WAITING, self.waiting))
-        for key in front.keys:
+        for key in list(front.keys):
             request = self.requests.get(key)
             if request is None:
                 self._leave(key, now_s)
@@ -156,18 +160,22 @@ class ReuseBudgetScheduler(AsyncScheduler):
         if first != list(islice(self.waiting, len(first))):
             self.waiting.remove_requests(set(first))
             self.waiting.prepend_requests(reversed(first))
-        self._front, self._first = front, first
+        self._front, self._first = front, {request.request_id: request for request in first}
         return front
 
     def _has_room(self) -> bool:
         taken = len(self.running) + self.num_waiting_for_streaming_input
         return bool(taken < self.max_num_active_reqs)
 
-    def _is_cached(self, key: bytes) -> bool:
-        return self._cached_block(key) is not None
+    @property
+    def _cached_block(self) -> Callable[[bytes], Any]:
+        # Asked for each time: to reset the cache, vLLM makes a new map.
+        get: Callable[[bytes], Any] = self.kv_cache_manager.block_pool.cached_block_hash_to_block.get_one_block
+        return get
 
-    def _cached_block(self, key: bytes) -> Any:
-        return self.kv_cache_manager.block_pool.cached_block_hash_to_block.get_one_block(key)
+    def _is_free(self, key: bytes) -> bool:
+        block = self._cached_block(key)
+        return block is not None and block.ref_cnt == 0
 
     def _yield_to(self, front: Front[str]) -> int:
         """Yielding: how many tokens each running prompt may take in this step; 0 where none has to yield."""
@@ -184,8 +192,9 @@ class ReuseBudgetScheduler(AsyncScheduler):
         """Merging: how many tokens of one prompt may go into this step, and whether that merges chunks."""
         if not self._budget.merge_below:
             return configured, False
+        self._long_admitted = [r for r in self._long_admitted if r.request_id in self.requests]
         long_prompts = bool(self._long_waiting) or any(
-            r.is_prefill_chunk and r.num_prompt_tokens > LONG_PROMPT_TOKENS for r in self.running
+            r.is_prefill_chunk and r.status == RequestStatus.RUNNING for r in self._long_admitted
         )
         return merging_threshold(configured, self._hits.hit_rate, self._budget.merge_below, long_prompts=long_prompts)
 
@@ -227,53 +236,20 @@ class ReuseBudgetScheduler(AsyncScheduler):
 
         return reserve
 
-    def _order_free_blocks(self) -> None:
-        """Retention and eviction: blocks worth keeping leave the head of the free queue."""
-        budget = self._budget
-        if not budget.max_cached_blocks and not budget.evict_above:
-            return
-        pool = self.kv_cache_manager.block_pool
-        if budget.max_cached_blocks and self._visits_until_ranking < 0:
-            kept = dict.fromkeys(self._tree.most_shared(budget.max_cached_blocks), _PROTECTED)
-            if kept != self._kept:
-                self._kept = kept
-                self._second_chance.look_again()
-            # Ranking costs what there is to rank, so it comes the more rarely the more there is.
-            self._visits_until_ranking = self._tree.shared_prefixes // 32
-        if budget.evict_above:
-            pressure = pool.get_usage() > budget.evict_above
-            if pressure != self._under_pressure:
-                self._under_pressure = pressure
-                self._second_chance.look_again()
-        if not self._kept and not self._under_pressure:
-            return
-        rank: Callable[[Any], int | None] = self._kept.get
-        if self._under_pressure:
-            rank = self._rank_under_pressure if self._kept else self._tree.reuse
-        requests = min(self.max_num_active_reqs, len(self.running) + len(self.waiting))
-        self._second_chance.before_step(
-            self.max_num_scheduled_tokens // self.block_size + requests,
-            rank,
-            lambda key, block: pool.cached_block_hash_to_block.get_one_block(key) is block,
-            most_kept=len(self._kept),
-            early=self._under_pressure,
-        )
-
-    def _rank_under_pressure(self, key: bytes) -> int:
-        return self._kept.get(key) or self._tree.reuse(key)
-
     def _account(self, output: SchedulerOutput, front: Front[str], now_s: float) -> None:
         """Those admitted no longer wait; what they found in the cache tells chunk merging."""
         for admitted in output.scheduled_new_reqs:
             request = self.requests[admitted.req_id]
             if request.num_preemptions:
                 continue
-            self._leave(admitted.req_id, now_s)
             self._hits.admit(admitted.num_computed_tokens, request.num_prompt_tokens)
+            if request.num_prompt_tokens > LONG_PROMPT_TOKENS:
+                self._long_admitted.append(request)
             if admitted.req_id in front.preferred:
                 self._counters.preferred_requests += 1
                 if request.is_prefill_chunk:
                     self._preferred_prefills.append(request)
+            self._leave(admitted.req_id, now_s)
 
     def _leave(self, request_id: str, now_s: float) -> None:
         held_s = self._line.leave(request_id, now_s)
@@ -281,13 +257,13 @@ class ReuseBudgetScheduler(AsyncScheduler):
             self._counters.held_requests += 1
             self._counters.hold_seconds += held_s
         self._long_waiting.discard(request_id)
+        self._first.pop(request_id, None)
 
     def _log_counters(self, now_s: float, every_s: float) -> None:
         if now_s - self._logged_at_s < every_s:
             return
         self._logged_at_s = now_s
-        cached = self.kv_cache_manager.block_pool.cached_block_hash_to_block
-        self._counters.protected_blocks = sum(1 for key in self._kept if cached.get_one_block(key) is not None)
+        self._counters.protected_blocks = len(list(filter(self._cached_block, self._eviction.kept)))
         line = self._counters.line()
         if line != self._logged:
             self._logged = line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Generic, TypeVar
 
 H = TypeVar("H", bound=Hashable)
@@ -19,6 +19,8 @@ IN_PART = 1
 """Others came back for a prefix that holds this block, and left it before a prompt's end."""
 WHOLE = 2
 """A whole earlier prompt that holds this block was the beginning of a later one."""
+PROTECTED = 3
+"""Retention keeps this block, whatever it was reused for."""
 
 
 class _Node(Generic[H]):
@@ -48,7 +50,7 @@ class PrefixTree(Generic[H]):
         self._limit_blocks = max(1, limit_blocks)
         self._root: _Node[H] = _Node((), None, 0)
         self._leaves: OrderedDict[_Node[H], None] = OrderedDict()
-        self._shared: dict[H, _Node[H]] = {}
+        self._reuse: dict[H, int] = {}
         self._shared_nodes: dict[_Node[H], None] = {}
         self._weight = 1.0
         self._blocks = 0
@@ -85,12 +87,10 @@ class PrefixTree(Generic[H]):
             self._forget_oldest()
         return shared
 
-    def reuse(self, block: H) -> int:
-        """NOBODY, IN_PART or WHOLE; NOBODY for a block that is not remembered."""
-        node = self._shared.get(block)
-        if node is None:
-            return NOBODY
-        return WHOLE if node.whole else IN_PART
+    @property
+    def reuse(self) -> Mapping[H, int]:
+        """IN_PART or WHOLE for each block that somebody came back for; a live view, not to be changed."""
+        return self._reuse
 
     def most_shared(self, max_blocks: int) -> list[H]:
         """At most `max_blocks` blocks that several requests shared, those with most (recent) visitors first.
@@ -119,14 +119,21 @@ class PrefixTree(Generic[H]):
             child.score += self._weight
             if child.visits == 2:
                 self._shared_nodes[child] = None
-                self._shared.update(dict.fromkeys(child.run, child))
+                self._reuse.update(dict.fromkeys(child.run, IN_PART))
             depth += common
             node = child
             path.append(child)
             if child.ended:
-                for passed in path:
-                    passed.whole = True
+                self._mark_whole(path)
         return node, depth
+
+    def _mark_whole(self, path: list[_Node[H]]) -> None:
+        # All above a node that is reused whole are, so what is new is at the end of the path.
+        for node in reversed(path):
+            if node.whole:
+                break
+            node.whole = True
+            self._reuse.update(dict.fromkeys(node.run, WHOLE))
 
     def _split(self, node: _Node[H], at: int) -> _Node[H]:
         parent = node.parent
@@ -138,7 +145,6 @@ class PrefixTree(Generic[H]):
         node.run, node.parent, node.depth = node.run[at:], upper, node.depth + at
         if node in self._shared_nodes:
             self._shared_nodes[upper] = None
-            self._shared.update(dict.fromkeys(upper.run, upper))
         return upper
 
     def _forget_oldest(self) -> None:
@@ -150,7 +156,7 @@ class PrefixTree(Generic[H]):
         if leaf in self._shared_nodes:
             del self._shared_nodes[leaf]
             for block in leaf.run:
-                del self._shared[block]
+                del self._reuse[block]
         if not parent.children and parent is not self._root:
             self._leaves[parent] = None
 

@@ -235,7 +235,6 @@ class Core:
             if not self._admit_blocks(request, hits, cached + new):
                 break
             self.waiting.popleft()
-            self.policy.left(request, now_s)
             self.running.append(request)
             request.computed = cached
             if request.preemptions == 0:
@@ -244,6 +243,7 @@ class Core:
                 request.cached_tokens = cached
                 request.admitted_s = now_s
                 self.policy.admitted(request, cached)
+            self.policy.left(request, now_s)
             parts.append(self._part(request, new))
             self._remember_blocks(request, cached + new)
             budget -= new

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import islice, takewhile
-from typing import Any
 
 from tuner.scheduler.decisions import (
     LONG_PROMPT_CHUNK,
@@ -18,13 +17,12 @@ from tuner.scheduler.decisions import (
     needed_blocks,
     yield_threshold,
 )
-from tuner.scheduler.free_queue import SecondChance
+from tuner.scheduler.free_queue import FreeBlocks
 from tuner.scheduler.prefixes import PrefixTree
 from tuner.sim.blocks import BlockPool
 from tuner.sim.core import Core, Request, Step
 
 _REMEMBERED_POOLS = 4
-_PROTECTED = 3
 
 
 class BudgetPolicy:
@@ -40,17 +38,15 @@ class BudgetPolicy:
         self._long_waiting: set[str] = set()
         self._front: Front[str] = Front()
         self._preferred_prefills: list[Request] = []
-        self._kept: dict[int, int] = {}
-        self._visits_until_ranking = 0
-        self._under_pressure = False
-        self._second_chance: SecondChance | None = None
+        self._eviction: FreeBlocks[int] | None = None
         self._running_limit = 0
         self._threshold = 0
         self._merges = False
 
     def arrived(self, request: Request, now_s: float) -> None:
         shared = self._tree.visit(request.keys)
-        self._visits_until_ranking -= 1
+        if self._eviction is not None:
+            self._eviction.visited()
         self._line.arrive(request.id, request.keys, shared)
         self._waiting[request.id] = request
         if request.prompt_tokens > LONG_PROMPT_TOKENS:
@@ -84,12 +80,13 @@ class BudgetPolicy:
             self._preferred_prefills.append(request)
 
     def after_step(self, core: Core, step: Step | None, preempted: int) -> None:
-        if self._second_chance is not None:
-            self._second_chance.after_step(freed_meanwhile=preempted > 0)
+        if self._eviction is not None:
+            self._eviction.after_step(freed_meanwhile=preempted > 0)
+            kept = self._eviction.kept
+            self.counters.protected_blocks = sum(1 for key in kept if core.pool.cached(key) is not None)
         if self._merges and step is not None:
             chunk = core.config.long_prefill_token_threshold or LONG_PROMPT_CHUNK
             self.counters.merged_chunks += sum((part.tokens - 1) // chunk for part in step.parts)
-        self.counters.protected_blocks = sum(1 for key in self._kept if core.pool.cached(key) is not None)
 
     def _order_waiting(self, core: Core, now_s: float) -> Front[str]:
         if not self._budget.min_reuse_ratio or not core.waiting or not core.has_room:
@@ -140,49 +137,27 @@ class BudgetPolicy:
         return total + 1 - in_use <= core.pool.free
 
     def _order_free_blocks(self, core: Core) -> None:
-        budget = self._budget
-        if not budget.max_cached_blocks and not budget.evict_above:
-            return
-        if self._second_chance is None:
-            # Typed for vLLM's queue and hashes; ours have the same names and whole numbers for hashes.
-            queue: Any = _FreeQueue(core.pool)
-            self._second_chance = SecondChance(queue, self.counters)
-        if budget.max_cached_blocks and self._visits_until_ranking < 0:
-            kept = dict.fromkeys(self._tree.most_shared(budget.max_cached_blocks), _PROTECTED)
-            if kept != self._kept:
-                self._kept = kept
-                self._second_chance.look_again()
-            self._visits_until_ranking = self._tree.shared_prefixes // 32
-        if budget.evict_above:
-            pressure = core.pool.usage > budget.evict_above
-            if pressure != self._under_pressure:
-                self._under_pressure = pressure
-                self._second_chance.look_again()
-        if not self._kept and not self._under_pressure:
-            return
+        if self._eviction is None:
+            self._eviction = FreeBlocks(
+                self._budget,
+                self._tree,
+                _FreeQueue(core.pool),
+                self.counters,
+                lambda key, link: core.pool.cached(key) == link.block,
+                lambda key: (block := core.pool.cached(key)) is not None and core.pool.is_free(block),
+            )
         requests = min(core.slots, len(core.running) + len(core.waiting))
-        most_taken = core.step_tokens // core.config.block_size + requests
-        rank: Any = self._rank
-        only_copy: Any = lambda key, link: core.pool.cached(key) == link.block  # noqa: E731
-        self._second_chance.before_step(
-            most_taken, rank, only_copy, most_kept=len(self._kept), early=self._under_pressure
-        )
-
-    def _rank(self, key: int | None, unknown: int = 0) -> int:
-        if key is None:
-            return unknown
-        kept = self._kept.get(key, unknown)
-        return kept or (self._tree.reuse(key) if self._under_pressure else unknown)
+        self._eviction.before_step(core.step_tokens // core.config.block_size + requests, core.pool.usage)
 
 
 class _Link:
-    """A free block, as `SecondChance` walks them."""
+    """A free block, as `FreeBlocks` walks them."""
 
-    __slots__ = ("_following", "block", "block_hash")
+    __slots__ = ("_block_hash", "_following", "block")
 
     def __init__(self, block: int, key: int | None, following: Iterator[_Link]) -> None:
         self.block = block
-        self.block_hash = key
+        self._block_hash = key
         self._following = following
 
     @property

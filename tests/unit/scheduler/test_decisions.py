@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tuner.domain.candidate import ReuseBudget
 from tuner.scheduler.decisions import (
+    FILLED_UP_BELOW,
     HIT_WINDOW_ADMISSIONS,
     LONG_PROMPT_CHUNK,
     MOST_AT_THE_FRONT,
@@ -272,3 +273,33 @@ def test_nobody_is_overtaken_by_one_that_came_after_the_hold_was_over(happened: 
         queue = [*front.keys, *(each for each in queue if each not in front.keys)]
         waiting.leave(queue.pop(0), now_s)
     assert len(waiting) == 0
+
+
+@given(st.lists(st.integers(-FILLED_UP_BELOW, MOST_AT_THE_FRONT), max_size=20))
+def test_the_front_is_long_enough_and_in_order_of_arrival_whoever_comes_and_goes(changes: list[int]) -> None:
+    waiting = line()
+    queue: list[str] = []
+    arrivals = 0
+    for change in changes:
+        for _ in range(max(0, change)):
+            queue.append(f"r{arrivals}")
+            waiting.arrive(queue[-1], chain("system"), 10)
+            arrivals += 1
+        for key in waiting.front(0.0, everything).keys[: max(0, -change)]:
+            waiting.leave(key, 0.0)
+            queue.remove(key)
+        front = waiting.front(0.0, everything)
+        assert front.keys == front.preferred == queue[: len(front.keys)]
+        assert len(front.keys) >= min(FILLED_UP_BELOW, len(queue))
+
+
+def test_a_front_stays_the_same_object_while_it_is_long_enough() -> None:
+    waiting = line()
+    for number in range(2 * MOST_AT_THE_FRONT):
+        waiting.arrive(f"r{number}", chain("system"), 10)
+    front = waiting.front(0.0, everything)
+    waiting.arrive("later", chain("system"), 10)
+    waiting.arrive("cold", chain("cold"), 0)
+    waiting.leave("r0", 0.0)
+    assert waiting.front(0.0, everything) is front
+    assert front.keys[0] == "r1"

@@ -34,11 +34,7 @@ class Request:
 
 
 class Block:
-    def __init__(self, ref_cnt: int = 0, next_free_block: Any = None) -> None: ...
-
-    @property
-    def block_hash(self) -> bytes | None:
-        return None
+    def __init__(self, ref_cnt: int = 0, _block_hash: bytes | None = None, next_free_block: Any = None) -> None: ...
 
 
 def built(**changes: Any) -> SimpleNamespace:
@@ -105,7 +101,7 @@ def test_a_request_or_block_without_a_field_is_named() -> None:
 
     with pytest.raises(HandleError, match="Bare has no block_hashes"):
         check_classes("0.32.0", Scheduler, Bare, Block)
-    with pytest.raises(HandleError, match="Bare has no block_hash"):
+    with pytest.raises(HandleError, match="Bare has no _block_hash"):
         check_classes("0.32.0", Scheduler, Request, Bare)
 
 

@@ -47,7 +47,7 @@ def test_a_block_is_shared_when_two_had_it_and_whole_when_a_prompt_with_it_came_
     }
     for block, count in visitors.items():
         expected = WHOLE if block in reused_whole else IN_PART if count > 1 else NOBODY
-        assert tree.reuse(block) == expected
+        assert tree.reuse.get(block, NOBODY) == expected
 
 
 @given(prompts, st.integers(0, 12))
