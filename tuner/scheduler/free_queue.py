@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from itertools import repeat
+from itertools import chain, repeat
 from typing import Any, Generic, Protocol, TypeVar
 
 from tuner.scheduler.decisions import Budget, Counters, overtakers, spare
@@ -166,6 +166,7 @@ class FreeBlocks(Generic[H]):
         self._tree = tree
         self._second_chance = SecondChance(queue, counters, is_only_copy, is_free)
         self._kept: Mapping[H, int] = {}
+        self._kept_runs: dict[int, tuple[H, ...]] = {}
         self._visits_until_ranking = -1
         self._under_pressure = False
 
@@ -182,11 +183,7 @@ class FreeBlocks(Generic[H]):
         """At most `most_taken` free blocks will be taken; `usage` is the share of the pool in use, from 0 to 1."""
         budget = self._budget
         if budget.max_cached_blocks and self._visits_until_ranking < 0:
-            kept = dict.fromkeys(self._tree.most_shared(budget.max_cached_blocks), PROTECTED)
-            if kept != self._kept:
-                self._kept = kept
-                self._second_chance.look_again()
-            self._visits_until_ranking = self._tree.shared_prefixes // 32
+            self._rank(budget.max_cached_blocks)
         if budget.evict_above:
             pressure = usage > budget.evict_above
             if pressure != self._under_pressure:
@@ -201,3 +198,14 @@ class FreeBlocks(Generic[H]):
     def after_step(self, *, freed_meanwhile: bool) -> None:
         """As of SecondChance."""
         self._second_chance.after_step(freed_meanwhile=freed_meanwhile)
+
+    def _rank(self, max_blocks: int) -> None:
+        # By identity, since it is asked with each visit and hardly ever changes; held, so that no id comes twice.
+        runs = {id(run): run for run in self._tree.most_shared(max_blocks)}
+        if runs.keys() != self._kept_runs.keys():
+            self._kept_runs = runs
+            kept = dict.fromkeys(chain.from_iterable(runs.values()), PROTECTED)
+            if kept != self._kept:
+                self._kept = kept
+                self._second_chance.look_again()
+        self._visits_until_ranking = self._tree.shared_prefixes // 32

@@ -92,18 +92,20 @@ class PrefixTree(Generic[H]):
         """IN_PART or WHOLE for each block that somebody came back for; a live view, not to be changed."""
         return self._reuse
 
-    def most_shared(self, max_blocks: int) -> list[H]:
-        """At most `max_blocks` blocks that several requests shared, those with most (recent) visitors first.
+    def most_shared(self, max_blocks: int) -> list[tuple[H, ...]]:
+        """Runs of blocks that several requests shared, those with most (recent) visitors first; at most `max_blocks`.
 
-        A block never comes without those before it, so that what is kept can be found.
+        A block never comes without those before it, so that what is kept can be found. A run that did not change is
+        the same object again, except the last when it is cut short.
         """
-        kept: list[H] = []
+        runs: list[tuple[H, ...]] = []
+        room = max_blocks
         for node in sorted(self._shared_nodes, key=lambda node: (-node.score, node.depth)):
-            room = max_blocks - len(kept)
             if room <= 0:
                 break
-            kept.extend(node.run[:room])
-        return kept
+            runs.append(node.run[:room])
+            room -= len(runs[-1])
+        return runs
 
     def _follow(self, chain: Sequence[H]) -> tuple[_Node[H], int]:
         """Walk down as far as the chain is known, splitting the last run where the chain leaves it."""

@@ -56,7 +56,7 @@ def test_what_is_kept_is_shared_bounded_and_can_be_found(arrivals: list[Chain], 
     for prompt in arrivals:
         tree.visit(prompt)
     visitors = Counter(block for prompt in arrivals for block in prompt)
-    kept = tree.most_shared(room)
+    kept = [block for run in tree.most_shared(room) for block in run]
     assert len(kept) == len(set(kept)) == min(room, sum(1 for count in visitors.values() if count > 1))
     assert all(visitors[block] > 1 for block in kept)
     for position, block in enumerate(kept):
@@ -77,7 +77,7 @@ def test_the_system_prompt_of_many_comes_before_a_prompt_that_two_had() -> None:
         tree.visit(chain(7, 7, 7, 7))
     for own in range(10):
         tree.visit(chain(1, 2, 100 + own))
-    assert tree.most_shared(2) == [(1,), (1, 2)]
+    assert tree.most_shared(2) == [chain(1, 2)]
 
 
 def test_yesterdays_system_prompt_makes_room_for_todays() -> None:
@@ -86,11 +86,21 @@ def test_yesterdays_system_prompt_makes_room_for_todays() -> None:
         tree.visit(chain(1, 100 + own))
     for own in range(6 * HALF_LIFE_VISITS):
         tree.visit(chain(2, 100 + own) if own % 50 == 0 else chain(10_000 + own))
-    assert tree.most_shared(1) == [(2,)]
+    assert tree.most_shared(1) == [chain(2)]
 
 
 def test_scores_survive_very_many_visits() -> None:
     tree: PrefixTree[tuple[int, ...]] = PrefixTree(50)
     for own in range(250_000):
         tree.visit(((1,), (1, own)))
-    assert tree.most_shared(1) == [(1,)]
+    assert tree.most_shared(1) == [chain(1)]
+
+
+def test_runs_that_stayed_as_they_were_are_the_same_objects() -> None:
+    tree: PrefixTree[tuple[int, ...]] = PrefixTree(10_000)
+    for own in range(3):
+        tree.visit(chain(1, 2, 100 + own))
+        tree.visit(chain(7, 8, 200 + own))
+    before = tree.most_shared(10)
+    tree.visit(chain(1, 2, 300))
+    assert set(map(id, tree.most_shared(10))) == set(map(id, before))
