@@ -3,16 +3,21 @@
     python side_by_side.py MODEL_DIR SCENARIO...      prints one JSON object: {scenario: null or the first difference}
 
 A scenario is `seed` or `seed:plugin`. Both get the same arrivals, cancellations and tokens; after every step the
-tokens scheduled for each request, the prefixes found, the free blocks and the preemptions have to be equal.
+tokens scheduled for each request, the prefixes found, the free blocks and the preemptions have to be equal, and at the
+end the plug-in may hold on to none of the requests. `grammar` is a request that waits for its grammar behind others
+that are let through: it may wait for no longer than a hold.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import sys
 import time
+import weakref
 from collections import deque
+from types import SimpleNamespace
 from typing import Any
 
 from vllm.config import CacheConfig, ModelConfig, SchedulerConfig, VllmConfig
@@ -27,8 +32,9 @@ from vllm.v1.request import Request as TheirRequest
 from vllm.v1.request import RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
-from tuner.scheduler import ReuseBudgetScheduler
+from tuner.scheduler import ReuseBudgetScheduler, decisions, plugin
 from tuner.scheduler.decisions import Budget
+from tuner.sim import policy
 from tuner.sim.core import Core, Request, Step
 from tuner.sim.core import SchedulerConfig as OurConfig
 from tuner.sim.policy import BudgetPolicy
@@ -135,6 +141,7 @@ def compare(name: str, model: str) -> str | None:
     core, scheduler = scenario.ours(), scenario.theirs(model)
     hasher = get_request_block_hasher(scenario.block, sha256)
     mine: dict[str, Request] = {}
+    theirs: list[weakref.ref[TheirRequest]] = []
     under_way: deque[tuple[Step | None, Any]] = deque()
     for turn in range(5000):
         now_s = turn * STEP_S
@@ -143,14 +150,20 @@ def compare(name: str, model: str) -> str | None:
             mine[each] = Request(each, list(prompt), tokens, now_s)
             core.add(mine[each])
             sampling = SamplingParams(max_tokens=tokens, ignore_eos=True)
-            scheduler.add_request(TheirRequest(each, list(prompt), sampling, None, block_hasher=hasher))
+            request = TheirRequest(each, list(prompt), sampling, None, block_hasher=hasher)
+            theirs.append(weakref.ref(request))
+            scheduler.add_request(request)
+            del request
         for each in scenario.cancels.pop(turn, []):
             if each in mine and mine[each].finished is None:
                 core.abort(mine[each], now_s)
                 scheduler.finish_requests(each, RequestStatus.FINISHED_ABORTED)
         if not core.unfinished and all(step is None for step, _ in under_way):
             if not scenario.arrivals:
-                return None
+                scheduler.schedule()
+                gc.collect()
+                held = [each for each in (ref() for ref in theirs) if each is not None]
+                return f"holds {[each.request_id for each in held]}" if held else None
             continue
         step = core.plan(now_s)
         output = scheduler.schedule()
@@ -191,13 +204,56 @@ def compare(name: str, model: str) -> str | None:
     return "no end"
 
 
+def grammar(model: str) -> str | None:
+    """What is wrong, or None: a new preferred request comes in every step, and one gets in."""
+    scenario = Scenario("0:plugin")
+    scenario.slots, scenario.blocks, scenario.chunk = 1, 400, 512
+    scenario.watermark, scenario.threshold, scenario.adaptive = 0.0, 0, False
+    scenario.budget = {"max_cached_blocks": 40, "min_reuse_ratio": 0.5, "max_hold_ms": 1000.0}
+    scheduler = scenario.theirs(model)
+    hasher = get_request_block_hasher(scenario.block, sha256)
+
+    def add(name: str, prompt: list[int]) -> TheirRequest:
+        request = TheirRequest(name, prompt, SamplingParams(max_tokens=1), None, block_hasher=hasher)
+        scheduler.add_request(request)
+        return request
+
+    for turn in range(40):
+        time.monotonic = lambda now_s=turn * 0.1: now_s  # type: ignore[assignment,misc]
+        add(f"shares-{turn}", [*range(3, 260), 300 + turn])
+        add(f"shares-too-{turn}", [*range(3, 260), 400 + turn])
+        if turn == 3:
+            waits = add("grammar", list(range(500, 600)))
+            waits.status = RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
+            waits.structured_output_request = SimpleNamespace(grammar=object())  # type: ignore[assignment]
+        output = scheduler.schedule()
+        ids = list(output.num_scheduled_tokens)
+        if "grammar" in ids:
+            return None if turn > 3 else "was not overtaken"
+        scheduler.update_from_output(
+            output,
+            ModelRunnerOutput(
+                req_ids=ids,
+                req_id_to_index={each: index for index, each in enumerate(ids)},
+                sampled_token_ids=[[7] for _ in ids],
+                logprobs=None,
+                prompt_logprobs_dict={},
+                pooler_output=[],
+            ),
+        )
+    return f"still waits, {len(scheduler.waiting)} with it"
+
+
 def main() -> int:
     model, *names = sys.argv[1:]
     init_none_hash(sha256)
+    # So that the scenarios' prompts are long ones too.
+    plugin.LONG_PROMPT_TOKENS = policy.LONG_PROMPT_TOKENS = 250
+    decisions.LONG_PROMPT_CHUNK = plugin.LONG_PROMPT_CHUNK = policy.LONG_PROMPT_CHUNK = 96
     results = {}
     for name in names:
         try:
-            results[name] = compare(name, model)
+            results[name] = grammar(model) if name == "grammar" else compare(name, model)
         except Exception as error:
             import traceback
 

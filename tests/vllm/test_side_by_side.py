@@ -14,7 +14,7 @@ from tuner.sim.tiny_model import make_tiny_model
 VLLM = os.environ.get("CHUNKTUNE_TEST_VLLM", "")
 pytestmark = pytest.mark.skipif(not VLLM, reason="CHUNKTUNE_TEST_VLLM names no vllm command")
 ROOT = Path(__file__).resolve().parents[2]
-SCENARIOS = [str(seed) for seed in range(60)] + [f"{seed}:plugin" for seed in range(60)]
+SCENARIOS = [str(seed) for seed in range(60)] + [f"{seed}:plugin" for seed in range(60)] + ["grammar"]
 
 
 def test_no_step_differs(tmp_path: Path) -> None:

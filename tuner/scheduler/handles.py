@@ -35,6 +35,7 @@ _SCHEDULER = (
     "kv_cache_manager.block_pool.free_block_queue.remove",
     "kv_cache_manager.block_pool.get_usage",
     "kv_cache_manager.block_pool.num_gpu_blocks",
+    "kv_holding_waiting",
     "max_num_active_reqs",
     "max_num_scheduled_tokens",
     "num_waiting_for_streaming_input",

@@ -21,6 +21,7 @@ import vllm
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
 from tuner.scheduler.decisions import (
@@ -77,9 +78,12 @@ class ReuseBudgetScheduler(AsyncScheduler):
         self._line: WaitingLine[str, bytes] = WaitingLine(budget.min_reuse_ratio, budget.max_hold_ms / 1000.0)
         self._front: Front[str] = Front()
         self._first: dict[str, Request] = {}
+        # Attention with a window gives blocks up while it plans.
+        spec = self.kv_cache_config.kv_cache_groups[0].kv_cache_spec
+        self._frees_in_a_step = not isinstance(spec, FullAttentionSpec)
         self._hits = HitWindow()
         self._long_waiting: set[str] = set()
-        self._long_admitted: list[Request] = []
+        self._long_admitted: dict[str, Request] = {}
         self._preferred_prefills: list[Request] = []
         logger.info("chunktune reuse budget: %s", budget)
 
@@ -126,7 +130,7 @@ class ReuseBudgetScheduler(AsyncScheduler):
             config.long_prefill_token_threshold = configured
             if yield_to:
                 del self._reserve_prefill_lookahead
-        self._eviction.after_step(freed_meanwhile=bool(output.preempted_req_ids))
+        self._eviction.after_step(freed_meanwhile=bool(output.preempted_req_ids) or self._frees_in_a_step)
         self._account(output, front, now_s)
         if merges:
             chunk = configured or LONG_PROMPT_CHUNK
@@ -144,24 +148,36 @@ class ReuseBudgetScheduler(AsyncScheduler):
 
     def _order_waiting(self, now_s: float) -> Front[str]:
         """Admission: those with enough of their prefix cached go first, the others keep their order."""
+        if not self.waiting and self._first:
+            self._front, self._first = Front(), {}
         if not self._budget.min_reuse_ratio or not self.waiting or not self._has_room():
             return Front()
         front = self._line.front(now_s, self._cached_block)
-        if not front.keys or (front is self._front and all(map(is_, self.waiting, self._first.values()))):
+        in_place = self._first and front is self._front and all(map(is_, self.waiting, self._first.values()))
+        if in_place or not front.keys:
             return front
         # Preempted and blocked ones stay at the head: vLLM resumes the former first, and steps over the latter.
-        first = list(takewhile(lambda request: request.status != RequestStatus.WAITING, self.waiting))
+        head = takewhile(lambda request: request.status != RequestStatus.WAITING, self.waiting)
+        first = {request.request_id: request for request in head}
         for key in list(front.keys):
             request = self.requests.get(key)
             if request is None:
                 self._leave(key, now_s)
-            elif request.status == RequestStatus.WAITING and request.num_computed_tokens == 0:
-                first.append(request)
-        if first != list(islice(self.waiting, len(first))):
-            self.waiting.remove_requests(set(first))
-            self.waiting.prepend_requests(reversed(first))
-        self._front, self._first = front, {request.request_id: request for request in first}
+            elif self._can_move(request):
+                first[key] = request
+        if list(first.values()) != list(islice(self.waiting, len(first))):
+            self.waiting.remove_requests(set(first.values()))
+            self.waiting.prepend_requests(reversed(first.values()))
+        self._front, self._first = front, first
         return front
+
+    def _can_move(self, request: Request) -> bool:
+        """It is in vLLM's line of the waiting; a grammar that is not ready yet vLLM looks for at the head only."""
+        return (
+            request.status in (RequestStatus.WAITING, RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR)
+            and request.num_computed_tokens == 0
+            and request not in self.kv_holding_waiting
+        )
 
     def _has_room(self) -> bool:
         taken = len(self.running) + self.num_waiting_for_streaming_input
@@ -192,9 +208,9 @@ class ReuseBudgetScheduler(AsyncScheduler):
         """Merging: how many tokens of one prompt may go into this step, and whether that merges chunks."""
         if not self._budget.merge_below:
             return configured, False
-        self._long_admitted = [r for r in self._long_admitted if r.request_id in self.requests]
+        self._long_admitted = {key: r for key, r in self._long_admitted.items() if key in self.requests}
         long_prompts = bool(self._long_waiting) or any(
-            r.is_prefill_chunk and r.status == RequestStatus.RUNNING for r in self._long_admitted
+            r.is_prefill_chunk and r.status == RequestStatus.RUNNING for r in self._long_admitted.values()
         )
         return merging_threshold(configured, self._hits.hit_rate, self._budget.merge_below, long_prompts=long_prompts)
 
@@ -243,11 +259,12 @@ class ReuseBudgetScheduler(AsyncScheduler):
             if request.num_preemptions:
                 continue
             self._hits.admit(admitted.num_computed_tokens, request.num_prompt_tokens)
-            if request.num_prompt_tokens > LONG_PROMPT_TOKENS:
-                self._long_admitted.append(request)
+            # Remembered only for the policies that ask again, and forget.
+            if self._budget.merge_below and request.num_prompt_tokens > LONG_PROMPT_TOKENS:
+                self._long_admitted[admitted.req_id] = request
             if admitted.req_id in front.preferred:
                 self._counters.preferred_requests += 1
-                if request.is_prefill_chunk:
+                if self._budget.yield_chunk_tokens and request.is_prefill_chunk:
                     self._preferred_prefills.append(request)
             self._leave(admitted.req_id, now_s)
 

@@ -77,7 +77,8 @@ class BudgetPolicy:
         self._hits.admit(cached_tokens, request.prompt_tokens)
         if request.id in self._front.preferred:
             self.counters.preferred_requests += 1
-            self._preferred_prefills.append(request)
+            if self._budget.yield_chunk_tokens:
+                self._preferred_prefills.append(request)
 
     def after_step(self, core: Core, step: Step | None, preempted: int) -> None:
         if self._eviction is not None:

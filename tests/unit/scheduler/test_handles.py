@@ -51,6 +51,7 @@ def built(**changes: Any) -> SimpleNamespace:
         **{
             "block_size": 16,
             "kv_cache_manager": SimpleNamespace(block_pool=pool),
+            "kv_holding_waiting": [],
             "max_num_active_reqs": 1,
             "max_num_scheduled_tokens": 1,
             "num_waiting_for_streaming_input": 0,
