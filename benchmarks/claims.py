@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.domain.candidate import CHUNK_KNOB, ReuseBudget, Scalar
+from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
 from tuner.domain.measurement import metric
 from tuner.domain.profile import Profile
 from tuner.errors import ChunktuneError, NoVerdict
@@ -28,9 +28,9 @@ from tuner.files import write_json
 from tuner.measure import summarize
 from tuner.profile import load_profile
 from tuner.report.numbers import metric_title, metric_unit, percent, short
-from tuner.trial.launcher import EngineChoice
+from tuner.experiment.choice import EngineChoice
 from tuner.trial.rounds import EXTRA_ATTEMPTS, counting
-from tuner.trial.session import RoundResult, SessionConfig, engine_session
+from tuner.experiment.session import RoundResult, SessionConfig, engine_session
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVE = ROOT / "benchmarks" / "paced" / "serve.py"

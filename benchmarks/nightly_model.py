@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.domain.measurement import higher_is_better
-from tuner.domain.outcome import Fingerprint
+from tuner.domain.experiment import Fingerprint
 from tuner.regress.history import Night, NightMetric, evidence_of
 from tuner.regress.verdict import (
     Evidence,

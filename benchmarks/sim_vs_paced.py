@@ -23,15 +23,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tuner.domain.candidate import CHUNK_KNOB
+from tuner.domain.setting import CHUNK_KNOB
 from tuner.domain.measurement import Measurement, metric
 from tuner.domain.profile import Profile
 from tuner.errors import ChunktuneError, NoVerdict
 from tuner.measure import summarize
 from tuner.profile import load_profile
-from tuner.trial.launcher import EngineChoice
+from tuner.experiment.choice import EngineChoice
 from tuner.trial.rounds import EXTRA_ATTEMPTS, counting
-from tuner.trial.session import RoundResult, SessionConfig, engine_session
+from tuner.experiment.session import RoundResult, SessionConfig, engine_session
 
 SERVE = Path(__file__).resolve().parent / "paced" / "serve.py"
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from tuner.domain import profile, workload
-from tuner.domain.candidate import Scalar
+from tuner.domain.setting import Scalar
 from tuner.domain.measurement import metric_names
 from tuner.domain.units import Duration, TokenRange
 

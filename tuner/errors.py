@@ -1,13 +1,13 @@
 """Every error that chunktune raises on purpose, one tree.
 
     ChunktuneError                  exit  what it means
-    |-- UsageError                  2     wrong usage, profile or file: the user can mend it
+    |-- UsageError                  2     wrong usage, profile or file: the user can fix it
     |   |-- ProfileError            2     the profile, with the line and the nearest known key
     |   `-- FileFormatError         2     a file that is unreadable, foreign or of another version
     |-- EngineError                 3     the engine or the hardware failed; carries a Diagnosis
     |-- LoadError                   3     a round could not be driven (server refused, cut, stalled)
     |-- NoVerdict                   4     inconclusive, or no candidate meets the constraints
-    `-- Interrupted                 130   SIGINT or SIGTERM; the mend says what is kept
+    `-- Interrupted                 130   SIGINT or SIGTERM; the hint says what is kept
 
 Only `tuner.cli` turns these into exit codes. Anything else that escapes is a bug (exit 1).
 """
@@ -17,21 +17,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tuner.domain.outcome import Diagnosis
+    from tuner.domain.experiment import Diagnosis
 
 
 class ChunktuneError(Exception):
-    """Base of the tree. `message` says what is wrong, `mend` the next step (may be empty)."""
+    """Base of the tree. `message` says what is wrong, `hint` the next step (may be empty)."""
 
     exit_code = 1
 
-    def __init__(self, message: str, mend: str = "") -> None:
+    def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.message = message
-        self.mend = mend
+        self.hint = hint
 
     def __str__(self) -> str:
-        return f"{self.message}\n  {self.mend}" if self.mend else self.message
+        return f"{self.message}\n  {self.hint}" if self.hint else self.message
 
 
 class UsageError(ChunktuneError):
@@ -54,7 +54,7 @@ class EngineError(ChunktuneError):
     exit_code = 3
 
     def __init__(self, diagnosis: Diagnosis) -> None:
-        super().__init__(diagnosis.message, diagnosis.mend)
+        super().__init__(diagnosis.message, diagnosis.hint)
         self.diagnosis = diagnosis
 
 
@@ -63,8 +63,8 @@ class LoadError(ChunktuneError):
 
     exit_code = 3
 
-    def __init__(self, code: str, message: str, mend: str = "") -> None:
-        super().__init__(message, mend)
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
         self.code = code
 
 
@@ -75,6 +75,6 @@ class NoVerdict(ChunktuneError):
 
 
 class Interrupted(ChunktuneError):
-    """SIGINT or SIGTERM arrived and the work has stopped; `mend` says what of it is kept."""
+    """SIGINT or SIGTERM arrived and the work has stopped; `hint` says what of it is kept."""
 
     exit_code = 130

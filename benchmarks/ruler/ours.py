@@ -38,7 +38,7 @@ async def main(base_url: str, concurrency: int, requests: int, busy_share: float
                 "ttft_ms": [r.ttft_ms for r in observation.records if r.phase == "measured" and r.ok],
                 "failed": sum(not r.ok for r in observation.records),
                 "limited": observation.client.limited_reason,
-                "void": observation.void,
+                "discarded": observation.discarded,
             }
         )
     )

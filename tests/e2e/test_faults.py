@@ -229,8 +229,8 @@ def test_fault(fault: Fault, tmp_path: Path) -> None:
     for key, (cause, state) in fault.trials.items():
         trial = trials[key] if key >= 0 else candidate_with(trials, -key)
         assert (trial["cause"], trial["state"]) == (cause, state), trial["message"]
-        # What the rounds found out carries no mend of its own.
-        assert trial["mend"] or state in ("completed", "load_failed") or cause == "engine_stalled"
+        # What the rounds found out carries no hint of its own.
+        assert trial["hint"] or state in ("completed", "load_failed") or cause == "engine_stalled"
     assert fault.words in said
     if fault.exit_code == 0:
         number, total = re.findall(r"^\[(\d+)/(\d+)\] ", done.stderr, re.MULTILINE)[-1]

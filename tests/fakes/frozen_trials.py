@@ -7,7 +7,7 @@ from typing import Any
 
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Latency, Measurement
-from tuner.domain.outcome import Fingerprint, StudyFile, Trial
+from tuner.domain.experiment import Fingerprint, StudyFile, Trial
 from tuner.domain.profile import Profile
 from tuner.domain.workload import workload_sha256
 from tuner.freeze import freeze_trial

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.trial.progress import Silent
 
 

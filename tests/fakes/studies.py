@@ -9,10 +9,10 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tuner.domain.candidate import ReuseBudget, Scalar
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.measurement import Breakdown, Client, Latency, Measurement, Memory, metric
 from tuner.domain.observation import MemorySample, MemoryTimeline
-from tuner.domain.outcome import (
+from tuner.domain.experiment import (
     Fingerprint,
     Improvement,
     Role,
@@ -131,7 +131,7 @@ def trial(
     )
 
 
-def failed(number: int, chunk: int, cause: str, message: str, mend: str = "", state: State = "engine_failed") -> Trial:
+def failed(number: int, chunk: int, cause: str, message: str, hint: str = "", state: State = "engine_failed") -> Trial:
     """A trial that ended before anything was measured."""
     knobs: dict[str, Scalar] = {"max_num_batched_tokens": chunk}
     return Trial(
@@ -141,7 +141,7 @@ def failed(number: int, chunk: int, cause: str, message: str, mend: str = "", st
         state=state,
         cause=cause,
         message=message,
-        mend=mend,
+        hint=hint,
         engine_args=knobs,
         knobs=knobs,
         command=["vllm", "serve", "m", f"--max-num-batched-tokens={chunk}"],

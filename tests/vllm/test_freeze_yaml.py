@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.frozen_trials import frozen_of, trial_of
-from tuner.domain.candidate import ReuseBudget, Scalar
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.frozen import Frozen
 from tuner.freeze import to_args, to_yaml
 

@@ -13,7 +13,7 @@ import pytest
 
 from tests.fakes.frozen_trials import frozen_of, trial_of
 from tests.vllm.test_sweep import serving
-from tuner.domain.candidate import ReuseBudget
+from tuner.domain.setting import ReuseBudget
 from tuner.domain.frozen import Frozen
 from tuner.engine.launch import LaunchSpec, free_port, plugin_folder
 from tuner.freeze import save_frozen, to_yaml

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tuner.domain.candidate import ReuseBudget
+from tuner.domain.setting import ReuseBudget
 from tuner.engine.launch import LaunchSpec, RunningEngine, launched
 from tuner.errors import EngineError
 from tuner.scheduler.decisions import Counters

@@ -53,7 +53,7 @@ _COMMANDS: dict[Callable[..., int], str] = {
     bench: "Measure a running server under the load of a profile.",
     compare: "Say whether one of two servers or configurations is worse.",
     report: "Write a study as one self-contained HTML file.",
-    doctor: "Say what would make a sweep fail or lie, and the mend.",
+    doctor: "Say what would make a sweep fail or lie, and the hint.",
     serve: "Become `vllm serve` on a frozen configuration.",
 }
 """In the order of the help, each with a line that fits into 80 columns there."""

@@ -22,7 +22,7 @@ from tuner.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from tuner.domain.outcome import Trial
+    from tuner.domain.experiment import Trial
     from tuner.domain.profile import Profile
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXIT_BUG = 1
 EXIT_INTERRUPTED = 130
 
-_MENDS = {
+_HINTS = {
     errno.EACCES: "Allow it, or name another place.",
     errno.EPERM: "Allow it, or name another place.",
     errno.EROFS: "Name a place that can be written.",
@@ -126,8 +126,8 @@ def _exit_code(action: Callable[[], int]) -> int:
         _say("interrupted")
         return EXIT_INTERRUPTED
     except Exception as error:
-        if isinstance(error, OSError) and error.errno in _MENDS:
-            _say(f"error: {_shortened(error.filename)}: {error.strerror}\n  {_MENDS[error.errno]}")
+        if isinstance(error, OSError) and error.errno in _HINTS:
+            _say(f"error: {_shortened(error.filename)}: {error.strerror}\n  {_HINTS[error.errno]}")
             return UsageError.exit_code
         _say(
             f"error: this is a bug in chunktune: {type(error).__name__}: {error}\n"

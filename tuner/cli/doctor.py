@@ -42,7 +42,7 @@ def doctor(
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
 ) -> int:
-    """Say what on this machine, or at --url, would make a sweep fail or lie, and the mend.
+    """Say what on this machine, or at --url, would make a sweep fail or lie, and the hint.
 
     Exits 0 when nothing is wrong, 3 when something is.
     """
@@ -76,8 +76,8 @@ def _show(lines: list[Line]) -> None:
         # typer.echo drops the colour where stdout is no terminal; NO_COLOR is looked at here.
         status = typer.style(f"{line.status:<7}", fg=_COLOURS[line.status])
         typer.echo(f"{status}  {line.check:<{width}}  {line.message}", color=_colour())
-        if line.mend and line.status != "ok":
-            typer.echo(f"{'':<7}  {'':<{width}}  -> {line.mend}", color=_colour())
+        if line.hint and line.status != "ok":
+            typer.echo(f"{'':<7}  {'':<{width}}  -> {line.hint}", color=_colour())
 
 
 def _colour() -> bool | None:

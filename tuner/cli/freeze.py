@@ -13,7 +13,7 @@ from tuner.cli.studies import StudiesOption, StudyArgument, check_output, find_s
 
 if TYPE_CHECKING:
     from tuner.domain.frozen import Frozen
-    from tuner.trial.artifacts import StudyRecord
+    from tuner.experiment.store import StudyRecord
 
 
 class Format(enum.StrEnum):
@@ -47,7 +47,7 @@ def freeze(
 ) -> int:
     """Write the winner of a study as a frozen configuration: JSON, YAML for vLLM, or a command line."""
     from tuner.freeze import to_args, to_json, to_yaml
-    from tuner.trial.artifacts import read_study
+    from tuner.experiment.store import read_study
 
     record = read_study(find_study(study_dir, out))
     if study_dir is None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from tuner.domain.frozen import Frozen
     from tuner.regress.night import NightResult
     from tuner.regress.run import NightRequest
-    from tuner.trial.launcher import EngineChoice
+    from tuner.experiment.choice import EngineChoice
 
 EXIT_CODES = {"ok": 0, "improved": 0, "regressed": 10, "inconclusive": 4, "not comparable": 2}
 
@@ -129,7 +129,7 @@ def regress(
 
 def choose_for(frozen: Frozen, engine: Engine, vllm: str | None) -> EngineChoice:
     """The engine that the file was frozen on, unless another one is asked for."""
-    from tuner.trial.launcher import choose_engine
+    from tuner.experiment.choice import choose_engine
 
     option: Literal["auto", "vllm", "sim"] = engine.value
     if engine is Engine.auto and vllm is None:

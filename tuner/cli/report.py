@@ -13,9 +13,9 @@ from tuner.errors import ChunktuneError, UsageError
 
 if TYPE_CHECKING:
     from tuner.domain.observation import MemoryTimeline
-    from tuner.domain.outcome import Summary, Trial
+    from tuner.domain.experiment import Summary, Trial
     from tuner.report.data import ReportData
-    from tuner.trial.artifacts import StudyRecord
+    from tuner.experiment.store import StudyRecord
 
 
 def report(
@@ -35,7 +35,7 @@ def report(
     """Write one self-contained HTML file about a study; it opens offline and prints."""
     from tuner.files import refuse_foreign, write_whole
     from tuner.report.html import render
-    from tuner.trial.artifacts import read_study
+    from tuner.experiment.store import read_study
 
     directory = find_study(study_dir, out)
     record = read_study(directory)
@@ -102,7 +102,7 @@ def _read_rounds(
     ttfts: dict[int, list[float]],
     missing: list[str],
 ) -> None:
-    from tuner.trial.artifacts import read_requests, read_telemetry
+    from tuner.experiment.store import read_requests, read_telemetry
 
     for number, measurement in enumerate(trial.rounds, 1):
         if measurement.void is not None:
@@ -122,7 +122,7 @@ def _merged_finals(record: StudyRecord, missing: list[str]) -> list[Trial]:
     """The finals, each configuration over all its starts; none of them where a round cannot be read."""
     from tuner.domain.profile import Profile
     from tuner.study.finals import merged
-    from tuner.trial.artifacts import StudyDirectory
+    from tuner.experiment.store import StudyDirectory
 
     finals = [t for t in record.trials if t.role == "final"]
     try:
@@ -136,7 +136,7 @@ def _summary_so_far(record: StudyRecord, merged: list[Trial]) -> Summary:
     """What can be said of a study that has not come to its end: no winner, but the table."""
     from tuner.domain.profile import Profile
     from tuner.study.summary import build_summary
-    from tuner.trial.artifacts import StudyDirectory
+    from tuner.experiment.store import StudyDirectory
 
     return build_summary(
         StudyDirectory(record.directory),

@@ -27,7 +27,7 @@ def find_study(named: Path | None, out: Path) -> Path:
 
     UsageError when none is below `out`; a folder that is named and no study is returned as it is.
     """
-    from tuner.trial.artifacts import newest_study
+    from tuner.experiment.store import newest_study
 
     if named is None:
         return newest_study(out)

@@ -58,7 +58,7 @@ def sweep(
     """
     from tuner.profile import load_profile
     from tuner.study.sweep import SweepRequest
-    from tuner.trial.launcher import choose_engine
+    from tuner.experiment.choice import choose_engine
 
     extra = list(overrides or [])
     extra += [f"budget.trials={trials}"] if trials is not None else []

@@ -17,7 +17,7 @@ from tuner.errors import UsageError
 from tuner.load.target import Target
 from tuner.space.search_space import declared_block_size
 from tuner.telemetry import describe_devices
-from tuner.trial.launcher import EngineOption, choose_engine
+from tuner.experiment.choice import EngineOption, choose_engine
 
 
 @dataclass(frozen=True)

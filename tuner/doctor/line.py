@@ -15,7 +15,7 @@ class Line:
     check: str
     status: Status
     message: str
-    mend: str = ""
+    hint: str = ""
 
 
 def ok(check: str, message: str) -> Line:
@@ -23,11 +23,11 @@ def ok(check: str, message: str) -> Line:
     return Line(check, "ok", message)
 
 
-def warning(check: str, message: str, mend: str) -> Line:
+def warning(check: str, message: str, hint: str) -> Line:
     """May go wrong, or cannot be told."""
-    return Line(check, "warning", message, mend)
+    return Line(check, "warning", message, hint)
 
 
-def wrong(check: str, message: str, mend: str) -> Line:
+def wrong(check: str, message: str, hint: str) -> Line:
     """Will go wrong."""
-    return Line(check, "wrong", message, mend)
+    return Line(check, "wrong", message, hint)

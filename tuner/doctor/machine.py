@@ -18,8 +18,8 @@ from tuner.engine.installed import InstalledEngine, ask, check_options, inspect_
 from tuner.engine.launch import plugin_folder
 from tuner.errors import ChunktuneError, EngineError, UsageError
 from tuner.telemetry import DeviceFacts
-from tuner.trial.checks import check_before_start
-from tuner.trial.launcher import EngineChoice
+from tuner.experiment.checks import check_before_start
+from tuner.experiment.choice import EngineChoice
 
 _GIB = 1 << 30
 _PLUGIN = "from tuner.scheduler import ReuseBudgetScheduler as s; print('loaded', s.__name__)"
@@ -36,7 +36,7 @@ async def judge_engine(choice: EngineChoice, profile: Profile) -> tuple[list[Lin
     try:
         installed = await inspect_installed(choice.launcher, env)
     except ChunktuneError as error:
-        return [wrong("vllm", error.message, error.mend or "Run `vllm serve --help` by hand and see.")], None
+        return [wrong("vllm", error.message, error.hint or "Run `vllm serve --help` by hand and see.")], None
     lines = [_version(choice, installed), _options(profile, installed), _blocks(profile, installed)]
     lines.append(await _plugin(choice, profile, env))
     return lines, installed
@@ -67,7 +67,7 @@ async def _taken(choice: EngineChoice, profile: Profile) -> Line:
     try:
         await check_before_start(profile, choice)
     except ChunktuneError as error:
-        return wrong("vllm options", error.message, error.mend or "See docs/knobs.md for the names.")
+        return wrong("vllm options", error.message, error.hint or "See docs/knobs.md for the names.")
     return ok("vllm options", "the simulated engine has those of the profile")
 
 
@@ -89,7 +89,7 @@ def _options(profile: Profile, installed: InstalledEngine) -> Line:
     try:
         check_options(installed, {**profile.engine.args, **dict.fromkeys(profile.space.knobs, None)})
     except EngineError as error:
-        return wrong("vllm options", error.message, error.mend)
+        return wrong("vllm options", error.message, error.hint)
     return ok("vllm options", "this vLLM has every option of the profile")
 
 
@@ -122,7 +122,7 @@ async def _plugin(choice: EngineChoice, profile: Profile, env: Mapping[str, str]
         try:
             answer = await ask([python, "-c", _PLUGIN], {**env, "PYTHONPATH": path})
         except EngineError as error:
-            return warning(check, error.message, error.mend)
+            return warning(check, error.message, error.hint)
     if answer.code == 0 and "loaded" in answer.output:
         return ok(check, f"loads in vLLM's environment ({python})")
     last = next((text for text in reversed(answer.output.splitlines()) if text.strip()), "it said nothing")
@@ -210,4 +210,4 @@ def _free_memory(facts: DeviceFacts, profile: Profile) -> Line:
 
 def missing_engine(error: UsageError) -> Line:
     """The line for an engine that was asked for and is not there."""
-    return wrong("vllm", error.message, error.mend)
+    return wrong("vllm", error.message, error.hint)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tuner.doctor.line import Line, ok, warning, wrong
-from tuner.domain.candidate import CHUNK_KNOB
+from tuner.domain.setting import CHUNK_KNOB
 from tuner.domain.profile import KnobRange, Profile
 from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload
 from tuner.engine.rules import static_rule_violation
@@ -29,7 +29,7 @@ def _rules(profile: Profile, block_size: int) -> Line:
     violation = static_rule_violation(profile.engine.args, block_size)
     if violation is None:
         return ok("options", "the options of engine.args go together")
-    return wrong("options", violation.message, violation.mend)
+    return wrong("options", violation.message, violation.hint)
 
 
 def _caching(profile: Profile) -> Line:
@@ -55,7 +55,7 @@ def _chunks(profile: Profile, block_size: int) -> Line:
         try:
             check_alignment(chunk, block_size)
         except ProfileError as error:
-            return wrong("block size", error.message, error.mend)
+            return wrong("block size", error.message, error.hint)
     return ok("block size", f"every chunk size is a whole number of KV blocks of {block_size} tokens")
 
 

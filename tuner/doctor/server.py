@@ -81,24 +81,24 @@ def explain(error: LoadError, target: Target, env: Mapping[str, str]) -> Line:
         return wrong("auth", error.message, _AUTH_MEND)
     left_over = [name for name in (*PROXIES, *(p.lower() for p in PROXIES)) if env.get(name)]
     if error.code in ("refused", "timeout"):
-        mend = error.mend
+        hint = error.hint
         if left_over and not target.loopback:
-            mend = (
+            hint = (
                 f"{', '.join(left_over)} set: the request went to that proxy. Unset them, or add the host to NO_PROXY."
             )
         elif left_over:
-            mend += f" ({', '.join(left_over)} set, and ignored for this address.)"
-        return wrong("connection", error.message, mend)
+            hint += f" ({', '.join(left_over)} set, and ignored for this address.)"
+        return wrong("connection", error.message, hint)
     if error.code == "missing_model":
-        return wrong("model id", error.message, error.mend)
+        return wrong("model id", error.message, error.hint)
     if error.code == "no_chat_template":
-        return wrong("chat template", error.message, error.mend)
+        return wrong("chat template", error.message, error.hint)
     if error.code == "http_error":
-        return wrong("first request", error.message, error.mend)
+        return wrong("first request", error.message, error.hint)
     return wrong(
         "base URL",
         error.message,
-        f"{error.mend} Check the base URL: the server's /v1/models has to be there, with or without /v1 in --url.",
+        f"{error.hint} Check the base URL: the server's /v1/models has to be there, with or without /v1 in --url.",
     )
 
 
@@ -212,16 +212,16 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 def judge_caching(cached: int | None, length: int, reported: bool, says: bool | None) -> Line:
     """Whether prefix caching is really on: by a prompt sent twice, else by the server's word. Pure."""
     check = "prefix caching"
-    mend = "Start the server with --enable-prefix-caching (and not with --no-enable-prefix-caching)."
+    hint = "Start the server with --enable-prefix-caching (and not with --no-enable-prefix-caching)."
     if says is False:
-        return wrong(check, "the server runs with prefix caching off", mend)
+        return wrong(check, "the server runs with prefix caching off", hint)
     if cached:
         return ok(check, f"really on: a prompt of {length} tokens, sent again, found {cached} of them cached")
     if reported and cached == 0:
-        return wrong(check, f"a prompt of {length} tokens, sent again, found none of them cached", mend)
+        return wrong(check, f"a prompt of {length} tokens, sent again, found none of them cached", hint)
     if says:
         return ok(check, "on, by the server's own word")
-    return warning(check, "cannot be told: the server reports neither cached tokens nor its configuration", mend)
+    return warning(check, "cannot be told: the server reports neither cached tokens nor its configuration", hint)
 
 
 def _alignment(profile: Profile, block_size: int | None) -> list[Line]:
@@ -233,7 +233,7 @@ def _alignment(profile: Profile, block_size: int | None) -> list[Line]:
     )
     if block_size is None:
         line = Line(
-            line.check, line.status, f"{line.message} (block size not known, {DEFAULT_BLOCK} assumed)", line.mend
+            line.check, line.status, f"{line.message} (block size not known, {DEFAULT_BLOCK} assumed)", line.hint
         )
     return [line]
 
@@ -279,5 +279,5 @@ def judge_jitter(times_ms: Sequence[float], causes: Sequence[Line]) -> Line:
     if high <= _UNSTEADY * median or high - median < 5.0:
         return ok("jitter", text)
     suspect = next((line for line in causes if line.status != "ok"), None)
-    mend = f"First: {suspect.message}. {suspect.mend}" if suspect else "Then look for other load on that machine."
-    return warning("jitter", text, f"{_ORDER} {mend}")
+    hint = f"First: {suspect.message}. {suspect.hint}" if suspect else "Then look for other load on that machine."
+    return warning("jitter", text, f"{_ORDER} {hint}")

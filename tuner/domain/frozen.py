@@ -7,20 +7,19 @@ from typing import Any, Final, Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from tuner.domain.base import Argument, Document
-from tuner.domain.candidate import ReuseBudget, Scalar
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.measurement import Ci95, Measurement
-from tuner.domain.outcome import Fingerprint
+from tuner.domain.experiment import Fingerprint, SettingId
 from tuner.domain.profile import ConstraintText, Environment, Hardware, MetricName, Objective
 from tuner.domain.workload import Workload
 
-FROZEN_SCHEMA: Final = "chunktune.frozen/1"
+FROZEN_SCHEMA: Final = "chunktune.frozen/2"
 
 
-class Baseline(Document):
-    """What the frozen configuration delivered when it was frozen."""
+class Measured(Document):
+    """What a setting delivered when it was frozen, over fresh engine starts."""
 
     starts: PositiveInt
-    """Fresh engine starts behind it."""
     rounds: list[Measurement]
     rounds_per_start: list[int] = Field(default_factory=list)
     """How many of `rounds`, in order, belong to each start."""
@@ -28,11 +27,10 @@ class Baseline(Document):
     ci95: Ci95 = Field(default_factory=dict)
 
 
-class Control(Document):
-    """The stock configuration, as measured beside the frozen one: it tells what the machine itself changed."""
+class MeasuredStock(Measured):
+    """The stock setting, measured in the same starts as the frozen one."""
 
     engine_args: dict[str, Scalar]
-    baseline: Baseline
 
 
 class StudyRef(Document):
@@ -41,14 +39,17 @@ class StudyRef(Document):
     name: str
     counts: dict[str, int] = Field(default_factory=dict)
     sampler: str = ""
+    """How settings were chosen: `enumeration` or the name of Optuna's sampler."""
     seed: int = 0
-    trial: int | None = None
 
 
 class Frozen(Document):
     """`frozen.json`. `engine_args` are effective values under vLLM's names, without host, port or served name."""
 
-    schema_: Literal["chunktune.frozen/1"] = Field(default=FROZEN_SCHEMA, alias="schema")
+    schema_: Literal["chunktune.frozen/2"] = Field(default=FROZEN_SCHEMA, alias="schema")
+    verdict: Literal["better", "stock"]
+    """`stock`: no setting was better than stock beyond doubt, so stock itself is frozen."""
+    setting: SettingId
     created_at: str
     chunktune_version: str
     simulated: bool
@@ -63,12 +64,12 @@ class Frozen(Document):
     fingerprint: Fingerprint
     workload: Workload
     workload_sha256: str
-    baseline: Baseline
-    control: Control | None = None
-    """Null when the frozen configuration is the stock one, or stock was not measured."""
+    measured: Measured
+    stock: MeasuredStock | None = None
+    """Null only where stock could not be measured."""
     objective: Objective
     constraints: list[ConstraintText] = Field(default_factory=list)
     regress_metrics: list[MetricName] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
     study: StudyRef
     previous: list[dict[str, Any]] = Field(default_factory=list)
-    """Older baselines, kept by a rebase."""
+    """Earlier `measured` and `stock`, kept by a rebase; the first one is the oldest."""

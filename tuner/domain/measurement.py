@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tuner.domain.base import Document
-from tuner.domain.candidate import Scalar
 
 
 class Latency(Document):
@@ -93,14 +92,12 @@ class Measurement(Document):
     derived: dict[str, str] = Field(default_factory=dict)
     """Metric name to how its value was come by, where it was not counted directly."""
     warnings: list[str] = Field(default_factory=list)
-    void: str | None = None
-    """Why the round does not count; null when it does."""
 
 
 LATENCIES = ("ttft_ms", "cold_ttft_ms", "ttft_cached_ms", "ttft_uncached_ms", "itl_ms", "tpot_ms", "e2e_ms")
 _LATENCY_FIELDS = (*LATENCIES, "answer_ttft_ms")
 _STATISTICS = ("p50", "p90", "p99", "mean", "n")
-_NOT_METRICS = {"memory", "gpu_utilization", "client", "groups", "plugin", "unmeasured", "derived", "warnings", "void"}
+_NOT_METRICS = {"memory", "gpu_utilization", "client", "groups", "plugin", "unmeasured", "derived", "warnings"}
 
 
 def metric_names() -> list[str]:
@@ -149,5 +146,3 @@ def higher_is_better(path: str) -> bool:
 Interval = tuple[float, float]
 Ci95 = dict[str, Annotated[Interval, Field()]]
 """Metric path to [low, high]."""
-
-Knobs = dict[str, Scalar | dict[str, Scalar]]

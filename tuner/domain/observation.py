@@ -95,9 +95,9 @@ class RoundObservation:
     """When the first measured request was sent."""
     measured_to_s: float
     """When the last measured request ended."""
-    void: str = ""
+    discarded: str = ""
     """Why the round does not count ('' when it does)."""
-    void_code: str = ""
+    discard_code: str = ""
     """The stable code of that: `warm_cache`, `too_many_failures`, `client_limited`, `engine_died`,
     `engine_stalled`, or the code that most failed requests share (`auth`, `http_error`)."""
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
 
 from tuner.domain.base import Argument, Document
-from tuner.domain.candidate import CHUNK_KNOB, Scalar
+from tuner.domain.setting import CHUNK_KNOB, Scalar
 from tuner.domain.measurement import Measurement, is_group_metric, metric, metric_names
 from tuner.domain.units import Duration
 from tuner.domain.workload import Workload

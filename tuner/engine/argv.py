@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tuner.domain.candidate import Scalar
+from tuner.domain.setting import Scalar
 
 _INT = re.compile(r"[-+]?\d+\Z")
 _FLOAT = re.compile(r"[-+]?(?:\d+\.\d*|\.\d+|\d+(?=[eE]))(?:[eE][-+]?\d+)?\Z")

@@ -13,10 +13,10 @@ from typing import Final
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A stable code with the sentence that opens its message, and the mend."""
+    """A stable code with the sentence that opens its message, and the hint."""
 
     sentence: str
-    mend: str
+    hint: str
 
 
 CAUSES: Final[dict[str, Cause]] = {
@@ -110,7 +110,7 @@ CAUSES: Final[dict[str, Cause]] = {
     "client_limited": Cause("the client could not keep up with the load", "Lower the load, or run on a faster host."),
     "unknown": Cause("the engine failed for a reason that is not known here", "See the log."),
 }
-"""Every cause code that chunktune writes, with its plain sentence and mend."""
+"""Every cause code that chunktune writes, with its plain sentence and hint."""
 
 
 def _any(*patterns: str) -> re.Pattern[str]:

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from typing import Literal
 
-from tuner.domain.outcome import Diagnosis
+from tuner.domain.experiment import Diagnosis
 from tuner.engine.causes import CAUSES, CHUNK_BOUND, SIGNS, WRAPPERS
 from tuner.engine.logs import LoggedException, LogLine, clean_all, continuation, exceptions, last_words, since_ready
 
@@ -26,11 +26,11 @@ _PYDANTIC = re.compile(
 _LONGEST = 500
 
 
-def cause(code: str, detail: str = "", *, mend: str | None = None) -> Diagnosis:
+def cause(code: str, detail: str = "", *, hint: str | None = None) -> Diagnosis:
     """A diagnosis of a known code: its sentence, with the detail behind a colon. KeyError for an unknown code."""
     known = CAUSES[code]
     message = f"{known.sentence}: {detail}" if detail else known.sentence
-    return Diagnosis(code=code, message=message, mend=known.mend if mend is None else mend)
+    return Diagnosis(code=code, message=message, hint=known.hint if hint is None else hint)
 
 
 def diagnose(log_lines: Sequence[str], exit_code: int | None, *, phase: Phase) -> Diagnosis:

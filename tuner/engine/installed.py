@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from tuner.clock import SYSTEM_CLOCK, Clock
-from tuner.domain.candidate import Scalar
+from tuner.domain.setting import Scalar
 from tuner.engine.argv import option_name
 from tuner.engine.diagnosis import cause, diagnose
 from tuner.engine.processes import Family, end_family, identify
@@ -106,7 +106,7 @@ def check_options(installed: InstalledEngine, args: Mapping[str, Scalar]) -> Non
                 cause(
                     "unknown_option",
                     f"{option_name(key)} cannot be negated",
-                    mend=f"Leave {key} out of the profile instead of setting it to false.",
+                    hint=f"Leave {key} out of the profile instead of setting it to false.",
                 )
             )
 

@@ -20,8 +20,8 @@ from aiohttp import ClientSession
 
 import tuner
 from tuner.clock import SYSTEM_CLOCK, Clock
-from tuner.domain.candidate import ReuseBudget, Scalar
-from tuner.domain.outcome import Diagnosis
+from tuner.domain.setting import ReuseBudget, Scalar
+from tuner.domain.experiment import Diagnosis
 from tuner.engine.argv import to_argv
 from tuner.engine.diagnosis import cause, diagnose
 from tuner.engine.effective import EffectiveConfig, cached_revision, difference, from_log, read_log
@@ -181,8 +181,8 @@ class RunningEngine:
 
     def failed(self, diagnosis: Diagnosis) -> Diagnosis:
         """A diagnosis that says where the log is."""
-        mend = f"{diagnosis.mend} The log is {self.log_path}.".strip()
-        return diagnosis.model_copy(update={"log_path": str(self.log_path), "mend": mend})
+        hint = f"{diagnosis.hint} The log is {self.log_path}.".strip()
+        return diagnosis.model_copy(update={"log_path": str(self.log_path), "hint": hint})
 
     def _look(self, phase: Literal["start", "load"]) -> Diagnosis | None:
         if self._death is not None or self._stopping:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-from tuner.domain.outcome import Diagnosis
+from tuner.domain.experiment import Diagnosis
 from tuner.errors import EngineError, ProfileError
 
 Policy = Literal["candidate", "environment", "fatal", "load"]
@@ -52,7 +52,7 @@ PROFILE_AT_FAULT: Final = frozenset({"unknown_option", "bad_option_value", "miss
 def stopped_by(diagnosis: Diagnosis) -> EngineError | ProfileError:
     """The error that ends a study for this cause; its kind decides the exit code."""
     if diagnosis.code in PROFILE_AT_FAULT:
-        return ProfileError(diagnosis.message, diagnosis.mend)
+        return ProfileError(diagnosis.message, diagnosis.hint)
     return EngineError(diagnosis)
 
 

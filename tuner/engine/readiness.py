@@ -10,7 +10,7 @@ from typing import Any
 
 import aiohttp
 
-from tuner.domain.candidate import Scalar
+from tuner.domain.setting import Scalar
 from tuner.engine.diagnosis import cause
 from tuner.engine.effective import EffectiveConfig, with_metrics, with_server_info
 from tuner.errors import EngineError
@@ -42,7 +42,7 @@ async def is_ready(client: aiohttp.ClientSession, base_url: str, model_id: str) 
             cause(
                 "auth",
                 f"the engine answers {models} to requests without an API key",
-                mend="Start it without one: it listens on 127.0.0.1 only (look for --api-key in the vLLM command).",
+                hint="Start it without one: it listens on 127.0.0.1 only (look for --api-key in the vLLM command).",
             )
         )
     data = models.get("data") if isinstance(models, Mapping) else None

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tuner.domain.frozen import Baseline
 from tuner.domain.measurement import Measurement
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.measure.summary import summarize
 
 

@@ -13,10 +13,10 @@ from pydantic import ValidationError
 
 import tuner
 from tuner.clock import SYSTEM_CLOCK
-from tuner.domain.candidate import CHUNK_KNOB, ReuseBudget, Scalar
+from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
 from tuner.domain.frozen import FROZEN_SCHEMA, Baseline, Control, Frozen, StudyRef
 from tuner.domain.measurement import metric
-from tuner.domain.outcome import StudyFile, Trial
+from tuner.domain.experiment import StudyFile, Trial
 from tuner.domain.profile import Profile, is_secret_name
 from tuner.domain.workload import workload_sha256
 from tuner.errors import FileFormatError, UsageError
@@ -124,12 +124,12 @@ def load_frozen(path: Path) -> Frozen:
 def _read(path: Path) -> dict[str, Any]:
     inside = path / "frozen.json"
     if os.path.isdir(path):
-        mend = f"Name the one in it: {inside}" if os.path.isfile(inside) else _WHERE_FROM
-        raise FileFormatError(f"{path} is a folder, a frozen file was expected", mend)
+        hint = f"Name the one in it: {inside}" if os.path.isfile(inside) else _WHERE_FROM
+        raise FileFormatError(f"{path} is a folder, a frozen file was expected", hint)
     try:
         return read_json(path, schema=FROZEN_SCHEMA)
     except FileFormatError as error:
-        raise FileFormatError(error.message, error.mend or _WHERE_FROM) from None
+        raise FileFormatError(error.message, error.hint or _WHERE_FROM) from None
 
 
 def save_frozen(path: Path, frozen: Frozen) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from tuner.domain.candidate import ReuseBudget, Scalar
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import metric
 from tuner.engine.argv import to_argv

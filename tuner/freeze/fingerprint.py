@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.domain.outcome import Fingerprint
+from tuner.domain.experiment import Fingerprint
 
 GIB = 2**30
 _SAME_MEMORY = 0.02

@@ -13,7 +13,7 @@ from tuner.load.keeping_up import client_stats, loop_lags_ms, mean_in_flight
 from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan, longest_reply_bytes
 from tuner.load.proxied import carrier_for
 from tuner.load.target import Target
-from tuner.load.void import FAILURES_ALLOWED, void_code, void_reason, warm_start
+from tuner.load.discard import FAILURES_ALLOWED, discard_code, discard_reason, warm_start
 
 TICK_S = 0.005
 _LOOK_EVERY = 20
@@ -33,10 +33,10 @@ async def drive(
     died: Callable[[], bool] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RoundObservation:
-    """One round. Never raises for a failing server: `void` then says why the round cannot count.
+    """One round. Never raises for a failing server: `discarded` then says why the round cannot count.
 
     `died` is polled (ten times a second): true ends the round. So does a server that sends nothing for
-    `stall_timeout_s` while requests wait, and a share of failures that no later success could mend.
+    `stall_timeout_s` while requests wait, and a share of failures that no later success could hint.
     `on_progress(ended, of)` is called now and then. Cancellation closes every connection and goes on.
     """
     round_ = _Round(target, plan, clock, stall_timeout_s, died, on_progress)
@@ -98,8 +98,8 @@ class _Round:
         self._kept_bytes = 0
         self._measuring = False
         self._sending = True
-        self._void = ""
-        self._void_code = ""
+        self._discarded = ""
+        self._discard_code = ""
         self._ticks_late: list[float] = []
         self._tick_due = 0.0
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -230,7 +230,7 @@ class _Round:
             self._lead_ended += 1
         if exchange.failure is not None or self._looks_failed(exchange):
             self._failed_count += 1
-            if self._failed_count > FAILURES_ALLOWED * self._total and not self._void:
+            if self._failed_count > FAILURES_ALLOWED * self._total and not self._discarded:
                 self._stop("too many requests failed")
                 return
         if self._sending:
@@ -303,10 +303,10 @@ class _Round:
                     exchange, "stream_error", f"the reply is longer than any answer of its length: {held >> 20} MiB"
                 )
 
-    def _stop(self, void: str, code: str = "cut", text: str = "the round was given up", void_code: str = "") -> None:
+    def _stop(self, discarded: str, code: str = "cut", text: str = "the round was given up", discard_code: str = "") -> None:
         """The round cannot count any more: end what is under way."""
-        self._void = self._void or void
-        self._void_code = self._void_code or void_code
+        self._discarded = self._discarded or discarded
+        self._discard_code = self._discard_code or discard_code
         self._sending = False
         for exchange in list(self._in_flight.values()):
             self._carrier.give_up(exchange, code, text)
@@ -359,7 +359,7 @@ class _Round:
             measured_to_s=max(ends, default=self._started_s),
         )
         warm = self._warm_start(records)
-        observation.void = void_reason(self._plan, records, self._void, warm, client.limited_reason)
-        if observation.void:
-            observation.void_code = void_code(records, self._void_code, warm, client.limited)
+        observation.discarded = discard_reason(self._plan, records, self._discarded, warm, client.limited_reason)
+        if observation.discarded:
+            observation.discard_code = discard_code(records, self._discard_code, warm, client.limited)
         return observation

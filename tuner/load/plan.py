@@ -75,9 +75,9 @@ class RoundPlan:
     """Below the server's base, such as `/v1/completions`."""
     arrivals: tuple[Arrivals, ...]
     phase: Phase = "measured"
-    """`warmup`: nothing in it is measured, nothing voids it."""
+    """`warmup`: nothing in it is measured, nothing discards it."""
     must_start_cold: bool = True
-    """The first request must find nothing cached, else the round is void."""
+    """The first request must find nothing cached, else the round is discarded."""
     cached_allowance: int = 0
     """Tokens that every prompt of this server begins with (a chat template): cached is no proof of warmth."""
     reports_cached_tokens: bool = False

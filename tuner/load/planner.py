@@ -25,7 +25,7 @@ class Planner:
     """Makes the plan of each round. The same seed and key give the same bytes for the same server.
 
     A key must be new to the server: content that it has seen would be answered from its cache, and the round
-    be void. Who measures a server that outlives the run puts something of the run's own into the key.
+    be discarded. Who measures a server that outlives the run puts something of the run's own into the key.
     """
 
     def __init__(

@@ -40,7 +40,7 @@ class ServerFacts:
 
 
 async def probe(target: Target) -> ServerFacts:
-    """LoadError with the mend: `refused`, `timeout`, `auth`, `not_openai`, `missing_model`, `no_chat_template`,
+    """LoadError with the hint: `refused`, `timeout`, `auth`, `not_openai`, `missing_model`, `no_chat_template`,
     `http_error`."""
     async with Questions(target) as questions:
         model, max_model_len, owner = await _model(questions, target)

@@ -66,8 +66,8 @@ class Address:
 
 
 def split_address(url: str) -> Address:
-    """UsageError with the mend when the URL is none of ours."""
-    mend = "Write it like http://127.0.0.1:8000."
+    """UsageError with the hint when the URL is none of ours."""
+    hint = "Write it like http://127.0.0.1:8000."
     # What may carry a key or a password is not repeated.
     shown = "the server address" if set(url) & set("@?#") else repr(url)
     try:
@@ -75,12 +75,12 @@ def split_address(url: str) -> Address:
         port = parts.port
         (parts.hostname or "").encode("idna")
     except ValueError as error:
-        raise UsageError(f"{shown} is no server address: {error}", mend) from None
+        raise UsageError(f"{shown} is no server address: {error}", hint) from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise UsageError(f"{shown} is no http or https address with a host", mend)
+        raise UsageError(f"{shown} is no http or https address with a host", hint)
     if parts.username or parts.password:
         raise UsageError("the server address carries a user name or password", "Use --api-key-env NAME instead.")
     if parts.query or parts.fragment:
-        raise UsageError(f"{shown} has a query or fragment, which it cannot have", mend)
+        raise UsageError(f"{shown} has a query or fragment, which it cannot have", hint)
     tls = parts.scheme == "https"
     return Address(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"))

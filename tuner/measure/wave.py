@@ -42,11 +42,11 @@ def wave_warning(observation: RoundObservation) -> str | None:
     if strength is None or strength < _IN_STEP:
         return None
     lengths = {r.output_tokens for r in measured(observation) if r.ok}
-    mend = (
+    hint = (
         "every answer has the same length: give output_tokens a range such as [8, 24]"
         if len(lengths) == 1
         else "spread output_tokens over a wider range"
     )
     return (
-        f"requests ran in waves ({strength:.2f} in step of 1), whose phase moves the tail from round to round; {mend}"
+        f"requests ran in waves ({strength:.2f} in step of 1), whose phase moves the tail from round to round; {hint}"
     )

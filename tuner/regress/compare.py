@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.clock import Clock
-from tuner.domain.candidate import ReuseBudget
+from tuner.domain.setting import ReuseBudget
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Measurement
-from tuner.domain.outcome import Trial, TrialTime
+from tuner.domain.experiment import Trial, TrialTime
 from tuner.domain.units import counted
 from tuner.domain.workload import Workload
 from tuner.errors import LoadError, UsageError
@@ -26,7 +26,7 @@ from tuner.regress.starts import Arm, Starter
 from tuner.regress.verdict import Evidence, MetricVerdict, NightVerdict, Rules, Word, judge_night, starts_by_look
 from tuner.trial.progress import Progress
 from tuner.trial.rounds import counting, enough_rounds
-from tuner.trial.session import RoundResult, Session, remote_session
+from tuner.experiment.session import RoundResult, Session, remote_session
 
 ROUND_PRIOR = Prior(start_sd=0.0, start_dof=4.0, round_sd=0.02)
 """Between servers that run already there are no fresh starts: rounds are the independent pieces."""
@@ -185,7 +185,7 @@ async def _counting_round(session: Session, side: str, number: int, clock: Clock
     key = f"{side}/round-{number}"
     diagnosis = await enough_rounds(session, 1, key, clock, progress, keep, name="under load")
     if diagnosis is not None:
-        raise LoadError(diagnosis.code, f"{side}: {diagnosis.message}", diagnosis.mend)
+        raise LoadError(diagnosis.code, f"{side}: {diagnosis.message}", diagnosis.hint)
     measured = counting(results)[0].measurement
     progress.trial_finished(
         Trial(

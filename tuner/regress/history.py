@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError
 from tuner.domain.base import Document
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Interval
-from tuner.domain.outcome import Fingerprint
+from tuner.domain.experiment import Fingerprint
 from tuner.errors import FileFormatError
 from tuner.freeze.fingerprint import differences
 from tuner.regress.spread import Starts

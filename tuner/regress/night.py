@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Measurement, metric
-from tuner.domain.outcome import Fingerprint
+from tuner.domain.experiment import Fingerprint
 from tuner.domain.units import counted
 from tuner.freeze.baseline import rounds_by_start
 from tuner.freeze.fingerprint import Difference, differences

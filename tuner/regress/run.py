@@ -13,8 +13,8 @@ from tuner.freeze.baseline import rounds_by_start
 from tuner.freeze.fingerprint import differences
 from tuner.regress.night import NightPlan, NightResult, incomparable, watch
 from tuner.regress.starts import EngineStarter, profile_of
-from tuner.trial.fingerprint import take_fingerprint
-from tuner.trial.launcher import EngineChoice
+from tuner.experiment.fingerprint import take_fingerprint
+from tuner.experiment.choice import EngineChoice
 from tuner.trial.progress import Progress
 
 DEFAULT_ROUNDS = 3

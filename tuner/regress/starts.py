@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from tuner.clock import Clock
-from tuner.domain.candidate import ReuseBudget, Scalar
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Measurement
-from tuner.domain.outcome import Diagnosis, Trial, TrialTime
+from tuner.domain.experiment import Diagnosis, Trial, TrialTime
 from tuner.domain.profile import EngineSpec, Profile, Space
 from tuner.engine.leftovers import end_leftovers
 from tuner.engine.policy import policy
 from tuner.errors import EngineError, LoadError
 from tuner.files import write_json
 from tuner.measure import summarize
-from tuner.trial.launcher import EngineChoice
+from tuner.experiment.choice import EngineChoice
 from tuner.trial.progress import Progress
 from tuner.trial.rounds import counting, enough_rounds
-from tuner.trial.session import RoundResult, SessionConfig, engine_session
+from tuner.experiment.session import RoundResult, SessionConfig, engine_session
 
 ArmName = Literal["frozen", "stock", "A", "B"]
 
@@ -157,7 +157,7 @@ def profile_of(frozen: Frozen, rounds: int) -> Profile:
 
 
 def _load_error(diagnosis: Diagnosis, name: str) -> LoadError:
-    return LoadError(diagnosis.code or "http_error", f"{name}: {diagnosis.message}", diagnosis.mend)
+    return LoadError(diagnosis.code or "http_error", f"{name}: {diagnosis.message}", diagnosis.hint)
 
 
 @dataclass

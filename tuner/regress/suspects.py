@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from tuner.domain.outcome import Fingerprint
+from tuner.domain.experiment import Fingerprint
 from tuner.freeze.fingerprint import Difference, differences
 from tuner.regress.history import Night
 from tuner.regress.verdict import MetricVerdict, Word

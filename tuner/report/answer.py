@@ -10,9 +10,9 @@ from typing import Literal
 
 from pydantic import ValidationError
 
-from tuner.domain.candidate import CHUNK_KNOB
+from tuner.domain.setting import CHUNK_KNOB
 from tuner.domain.measurement import metric
-from tuner.domain.outcome import Improvement, StudyFile, Summary, TableRow, Trial
+from tuner.domain.experiment import Improvement, StudyFile, Summary, TableRow, Trial
 from tuner.domain.profile import Objective
 from tuner.report.numbers import is_better, metric_title, metric_unit, metric_value, signed_percent
 
@@ -55,7 +55,7 @@ class Failure:
     cause: str
     state: str
     message: str
-    mend: str
+    hint: str
     trials: tuple[int, ...]
 
 
@@ -220,7 +220,7 @@ def failures(trials: Sequence[Trial]) -> list[Failure]:
             cause=cause,
             state=state,
             message=next((t.message for t in group if t.message), "") or "",
-            mend=next((t.mend for t in group if t.mend), "") or "",
+            hint=next((t.hint for t in group if t.hint), "") or "",
             trials=tuple(t.number for t in group),
         )
         for (cause, state), group in groups.items()

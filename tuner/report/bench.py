@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.domain.measurement import LATENCIES, Latency, Measurement, metric
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.domain.units import counted
 from tuner.report.answer import SIMULATED, limit_text
 from tuner.report.numbers import metric_title, metric_value, ms

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.domain.measurement import metric
-from tuner.domain.outcome import StudyFile, Summary, TableRow, Trial
+from tuner.domain.experiment import StudyFile, Summary, TableRow, Trial
 from tuner.domain.units import format_duration
 from tuner.report.answer import (
     SIMULATED,
@@ -149,7 +149,7 @@ def _failure_lines(trials: Sequence[Trial]) -> list[Text]:
     lines = []
     for failure in found[:MOST_FAILURES]:
         numbers = ", ".join(str(n) for n in failure.trials[:8]) + (" ..." if len(failure.trials) > 8 else "")
-        told = " ".join(sentence(part) for part in (failure.message, failure.mend) if part)
+        told = " ".join(sentence(part) for part in (failure.message, failure.hint) if part)
         noun = "trial" if len(failure.trials) == 1 else "trials"
         head = f"{len(failure.trials)} x {failure.cause} ({noun} {numbers})"
         lines.append(Text(f"{head}: {told}" if told else head, style="yellow"))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tuner.domain.observation import MemoryTimeline
-from tuner.domain.outcome import StudyFile, Summary, Trial
+from tuner.domain.experiment import StudyFile, Summary, Trial
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.measurement import higher_is_better, metric
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.domain.units import counted, format_duration, printable
 from tuner.report.answer import FAILED_STATES, STATE_WORDS, limit_text, trial_label
 from tuner.report.numbers import metric_title, metric_value

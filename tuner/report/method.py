@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.domain.outcome import StudyFile, Summary, Trial
+from tuner.domain.experiment import StudyFile, Summary, Trial
 from tuner.report.answer import objective_of
 from tuner.report.numbers import DASH, gib, metric_title
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.domain.measurement import higher_is_better, metric
-from tuner.domain.outcome import StudyFile, TableRow, Trial
+from tuner.domain.experiment import StudyFile, TableRow, Trial
 from tuner.domain.units import format_duration
 from tuner.report.answer import (
     STATE_WORDS,

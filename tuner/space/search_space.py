@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from pydantic import ValidationError
 
-from tuner.domain.candidate import CHUNK_KNOB, Candidate, ReuseBudget, Scalar
+from tuner.domain.setting import CHUNK_KNOB, Setting, ReuseBudget, Scalar
 from tuner.domain.profile import KnobRange, KnobSpec, Profile
 from tuner.errors import ProfileError
 from tuner.space.alignment import DEFAULT_BLOCK_SIZE, is_aligned, nearest_aligned
@@ -81,14 +81,14 @@ class SearchSpace:
         for values in itertools.product(*(spread(knob.values) for knob in self.knobs)):
             yield dict(zip((knob.name for knob in self.knobs), values, strict=True))
 
-    def candidate(self, values: dict[str, Scalar]) -> Candidate:
+    def candidate(self, values: dict[str, Scalar]) -> Setting:
         """The candidate of one combination; a reuse budget that is all off is none."""
         knobs = {name: value for name, value in values.items() if not name.startswith(BUDGET_PREFIX)}
         budget_values = {
             name.removeprefix(BUDGET_PREFIX): value for name, value in values.items() if name.startswith(BUDGET_PREFIX)
         }
         budget = ReuseBudget.model_validate(budget_values) if budget_values else None
-        return Candidate(knobs=knobs, reuse_budget=None if budget is None or budget.off else budget)
+        return Setting(knobs=knobs, reuse_budget=None if budget is None or budget.off else budget)
 
 
 def spread(values: tuple[Scalar, ...]) -> tuple[Scalar, ...]:

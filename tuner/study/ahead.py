@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tuner.domain.outcome import Role, Trial
+from tuner.domain.experiment import Role, Trial
 from tuner.domain.profile import Profile
 from tuner.study import finals
 from tuner.study.references import reference_candidates

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from tuner.domain.candidate import CHUNK_KNOB, Candidate
+from tuner.domain.setting import CHUNK_KNOB, Setting
 from tuner.domain.measurement import metric
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.domain.profile import Objective
 
 FINALISTS = 2
@@ -64,9 +64,9 @@ def pareto_front(trials: Sequence[Trial], objective: Objective) -> list[Trial]:
     return [t for t in pool if not beaten(t)]
 
 
-def candidate_of(trial: Trial) -> Candidate:
+def candidate_of(trial: Trial) -> Setting:
     """The configuration that a trial measured."""
-    return Candidate(knobs=trial.knobs, reuse_budget=trial.reuse_budget)
+    return Setting(knobs=trial.knobs, reuse_budget=trial.reuse_budget)
 
 
 def uses_plugin(trial: Trial) -> bool:
@@ -74,9 +74,9 @@ def uses_plugin(trial: Trial) -> bool:
     return candidate_of(trial).effective_budget is not None
 
 
-def without_plugin(candidate: Candidate) -> Candidate:
+def without_plugin(candidate: Setting) -> Setting:
     """The same configuration on the stock scheduler."""
-    return Candidate(knobs=candidate.knobs)
+    return Setting(knobs=candidate.knobs)
 
 
 def finalists(candidates: Sequence[Trial], objective: Objective) -> list[Trial]:
@@ -109,7 +109,7 @@ def winner(
     return found
 
 
-def label_of(candidate: Candidate) -> str:
+def label_of(candidate: Setting) -> str:
     """What people call a candidate: `chunk 512`, `chunk 512, min_reuse_ratio 0.8`."""
     parts = []
     for name, value in candidate.knobs.items():

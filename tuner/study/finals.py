@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.domain.candidate import Candidate
+from tuner.domain.setting import Setting
 from tuner.domain.measurement import metric
 from tuner.domain.observation import RoundObservation
-from tuner.domain.outcome import Trial, TrialTime
+from tuner.domain.experiment import Trial, TrialTime
 from tuner.domain.profile import Profile
 from tuner.measure import relative_change, summarize
 from tuner.study.choice import FINALISTS, candidate_of, finalists, label_of, uses_plugin, without_plugin
-from tuner.trial.artifacts import StudyDirectory, read_observation
+from tuner.experiment.store import StudyDirectory, read_observation
 from tuner.trial.run import violations
 
 STARTS = 2
@@ -26,7 +26,7 @@ class FinalRun:
 
     of: int
     """The trial whose configuration is measured again."""
-    candidate: Candidate
+    candidate: Setting
     label: str
     rounds: int
 
@@ -39,7 +39,7 @@ def plan_finals(baseline: Trial | None, candidates: Sequence[Trial], profile: Pr
     best = finalists(candidates, profile.objective)
     if not best:
         return []
-    entries: list[tuple[int, Candidate, str]] = [(t.number, candidate_of(t), t.label) for t in best]
+    entries: list[tuple[int, Setting, str]] = [(t.number, candidate_of(t), t.label) for t in best]
     for trial in best:
         twin = without_plugin(candidate_of(trial))
         if uses_plugin(trial):

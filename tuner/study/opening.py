@@ -16,12 +16,12 @@ import optuna
 
 import tuner
 from tuner.clock import Clock
-from tuner.domain.outcome import Fingerprint, StudyFile
+from tuner.domain.experiment import Fingerprint, StudyFile
 from tuner.domain.profile import Profile
 from tuner.domain.workload import workload_sha256
 from tuner.errors import FileFormatError, UsageError
 from tuner.files import write_json
-from tuner.trial.artifacts import StudyDirectory
+from tuner.experiment.store import StudyDirectory
 
 _MAY_CHANGE = {"budget", "description", "regress_metrics"}
 """Fields of a profile that a continued study may change: none of them changes what a trial measured."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.domain.candidate import Candidate
+from tuner.domain.setting import Setting
 from tuner.domain.units import counted
 from tuner.engine.launch import command_line
 from tuner.space.search_space import search_space
@@ -16,10 +16,10 @@ from tuner.study.opening import check_continuable, study_path
 from tuner.study.references import reference_candidates
 from tuner.study.search import planned_candidates
 from tuner.study.sweep import SweepRequest
-from tuner.trial.artifacts import StudyDirectory
-from tuner.trial.checks import check_before_start, corner
-from tuner.trial.fingerprint import take_fingerprint
-from tuner.trial.session import SessionConfig
+from tuner.experiment.store import StudyDirectory
+from tuner.experiment.checks import check_before_start, corner
+from tuner.experiment.fingerprint import take_fingerprint
+from tuner.experiment.session import SessionConfig
 
 PREVIEWED = 64
 """Candidates shown of a space that has more, or no end."""
@@ -49,9 +49,9 @@ def _lines(request: SweepRequest, path: Path) -> Iterator[Line]:
     profile = request.profile
     space = search_space(profile)
     directory = StudyDirectory(path)
-    starts: list[tuple[str, Candidate]] = [("stock", Candidate(knobs={})), *reference_candidates(profile)]
+    starts: list[tuple[str, Setting]] = [("stock", Setting(knobs={})), *reference_candidates(profile)]
     if space.size is not None:
-        seen: dict[str, Candidate] = {}
+        seen: dict[str, Setting] = {}
         for values in space.combinations():
             candidate = space.candidate(values)
             seen.setdefault(candidate.model_dump_json(), candidate)

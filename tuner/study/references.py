@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tuner.domain.candidate import CHUNK_KNOB, Candidate, Scalar
+from tuner.domain.setting import CHUNK_KNOB, Setting, Scalar
 from tuner.domain.profile import Profile
 
 
-def reference_candidates(profile: Profile) -> list[tuple[str, Candidate]]:
+def reference_candidates(profile: Profile) -> list[tuple[str, Setting]]:
     """Label and configuration of each reference of the profile; `stock` is the baseline and not among them."""
     if "no_chunking" not in profile.references:
         return []
@@ -15,4 +15,4 @@ def reference_candidates(profile: Profile) -> list[tuple[str, Candidate]]:
     if isinstance(length, int):
         # Without chunking vLLM wants the longest prompt to fit into one step.
         knobs[CHUNK_KNOB] = length
-    return [("no_chunking", Candidate(knobs=knobs))]
+    return [("no_chunking", Setting(knobs=knobs))]

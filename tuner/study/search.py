@@ -10,9 +10,9 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 
-from tuner.domain.candidate import Candidate, Scalar
+from tuner.domain.setting import Setting, Scalar
 from tuner.domain.measurement import metric
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.domain.profile import Profile
 from tuner.space.search_space import Choices, Knob, SearchSpace
 
@@ -27,14 +27,14 @@ _ASKS_FOR_A_NEW_ONE = 32
 class Suggestion:
     """A candidate, and the Optuna trial that it answers."""
 
-    candidate: Candidate
+    candidate: Setting
     trial: optuna.Trial
 
 
 class Search:
     """Ask and tell. Optuna knows the candidates only: baseline, references and finals are not its trials."""
 
-    def __init__(self, study: optuna.Study, space: SearchSpace, profile: Profile, seen: list[Candidate]) -> None:
+    def __init__(self, study: optuna.Study, space: SearchSpace, profile: Profile, seen: list[Setting]) -> None:
         self._study = study
         self._space = space
         self._profile = profile
@@ -202,7 +202,7 @@ def _count(space: SearchSpace) -> int:
     return sum(1 for _ in _distinct(space))
 
 
-def _key(candidate: Candidate) -> str:
+def _key(candidate: Setting) -> str:
     return candidate.model_dump_json()
 
 

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.domain.candidate import CHUNK_KNOB
+from tuner.domain.setting import CHUNK_KNOB
 from tuner.domain.measurement import Measurement, metric
-from tuner.domain.outcome import Improvement, StudyFile, StudyTime, Summary, TableRow, Trial, TrialLine
+from tuner.domain.experiment import Improvement, StudyFile, StudyTime, Summary, TableRow, Trial, TrialLine
 from tuner.domain.profile import Objective, Profile
 from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload, Workload
 from tuner.measure import memory_note, relative_change
 from tuner.study.choice import candidate_of, label_of, ranked, uses_plugin
 from tuner.study.finals import observed
-from tuner.trial.artifacts import StudyDirectory
+from tuner.experiment.store import StudyDirectory
 
 IMPROVEMENT_METRICS = (
     "ttft_ms.p50",
@@ -212,7 +212,7 @@ def _advice(
     failed = Counter(t.cause for t in trials if t.state in ("infeasible", "engine_failed", "load_failed") and t.cause)
     for cause, count in failed.most_common():
         example = next(t for t in trials if t.cause == cause)
-        advice.append(f"{count} x {cause}: {example.message}" + (f" {example.mend}" if example.mend else ""))
+        advice.append(f"{count} x {cause}: {example.message}" + (f" {example.hint}" if example.hint else ""))
     return advice
 
 

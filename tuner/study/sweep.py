@@ -10,9 +10,9 @@ from pathlib import Path
 import optuna
 
 from tuner.clock import Clock
-from tuner.domain.candidate import CHUNK_KNOB, Candidate
+from tuner.domain.setting import CHUNK_KNOB, Setting
 from tuner.domain.measurement import metric
-from tuner.domain.outcome import Diagnosis, Role, StudyFile, Summary, Trial
+from tuner.domain.experiment import Diagnosis, Role, StudyFile, Summary, Trial
 from tuner.domain.profile import Profile
 from tuner.engine.leftovers import end_leftovers
 from tuner.engine.policy import policy, stopped_by
@@ -30,13 +30,13 @@ from tuner.study.references import reference_candidates
 from tuner.study.search import Search, Suggestion, open_study, settle_leftovers
 from tuner.study.storage import open_storage
 from tuner.study.summary import build_summary
-from tuner.trial.artifacts import StudyDirectory, earlier_s
-from tuner.trial.checks import check_before_start
-from tuner.trial.fingerprint import take_fingerprint
-from tuner.trial.launcher import EngineChoice
+from tuner.experiment.store import StudyDirectory, earlier_s
+from tuner.experiment.checks import check_before_start
+from tuner.experiment.fingerprint import take_fingerprint
+from tuner.experiment.choice import EngineChoice
 from tuner.trial.progress import Progress
 from tuner.trial.run import UNDER_WAY, TrialPlan, run_trial
-from tuner.trial.session import SessionConfig
+from tuner.experiment.session import SessionConfig
 
 SHARED_CAUSE_AFTER = 3
 """The baseline and the first two candidates failing alike is no candidate's fault."""
@@ -185,7 +185,7 @@ class _Sweep:
 
     async def _baseline(self) -> None:
         existing = self.done("baseline")
-        trial = existing[0] if existing else await self._attempt("baseline", "stock", Candidate(knobs={}))
+        trial = existing[0] if existing else await self._attempt("baseline", "stock", Setting(knobs={}))
         self._learn(trial)
         missing = unmeasured_objective([trial], self.profile)
         if missing:
@@ -228,7 +228,7 @@ class _Sweep:
         for run in final.missing(runs, self.done("final")):
             await self._attempt("final", run.label, run.candidate, rounds=run.rounds, final_of=run.of)
 
-    def _refused_before_launch(self, candidate: Candidate) -> Diagnosis | None:
+    def _refused_before_launch(self, candidate: Setting) -> Diagnosis | None:
         args = candidate.engine_args(self.profile.engine.args)
         chunk = candidate.knobs.get(CHUNK_KNOB)
         if isinstance(chunk, int):
@@ -243,7 +243,7 @@ class _Sweep:
                 )
         return static_rule_violation(args, self.block_size or declared_block_size(self.profile))
 
-    def _record_refused(self, candidate: Candidate, label: str, diagnosis: Diagnosis) -> Trial:
+    def _record_refused(self, candidate: Setting, label: str, diagnosis: Diagnosis) -> Trial:
         number = self._next_number()
         trial = Trial(
             number=number,
@@ -252,7 +252,7 @@ class _Sweep:
             state="infeasible",
             cause=diagnosis.code,
             message=diagnosis.message,
-            mend=diagnosis.mend or None,
+            hint=diagnosis.hint or None,
             simulated=self.request.choice.simulated,
             engine_args=candidate.engine_args(self.profile.engine.args),
             knobs=candidate.knobs,
@@ -264,7 +264,7 @@ class _Sweep:
         return trial
 
     async def _attempt(
-        self, role: Role, label: str, candidate: Candidate, *, rounds: int | None = None, final_of: int | None = None
+        self, role: Role, label: str, candidate: Setting, *, rounds: int | None = None, final_of: int | None = None
     ) -> Trial:
         """One trial, once more when the environment failed it; StudyStopped when the study cannot go on."""
         trial = await self._once(role, label, candidate, rounds, final_of, may_repeat=True)
@@ -283,7 +283,7 @@ class _Sweep:
         self,
         role: Role,
         label: str,
-        candidate: Candidate,
+        candidate: Setting,
         rounds: int | None,
         final_of: int | None,
         *,
@@ -393,7 +393,7 @@ class _Sweep:
                 Diagnosis(
                     code=(first.cause if first else None) or "unknown",
                     message="no trial completed" + (": " + "; ".join(causes) if causes else ""),
-                    mend=f"The engine logs are below {self.directory.path / 'trials'}.",
+                    hint=f"The engine logs are below {self.directory.path / 'trials'}.",
                 )
             )
         missing = unmeasured_objective(self.trials, self.profile)
@@ -417,7 +417,7 @@ def unmeasured_objective(trials: Sequence[Trial], profile: Profile) -> str:
     return ""
 
 
-def _tried(trials: list[Trial]) -> list[Candidate]:
+def _tried(trials: list[Trial]) -> list[Setting]:
     """Candidates that have an outcome; interrupted ones and failures of the environment come again."""
     return [candidate_of(t) for t in standing(trials, "candidate")]
 
@@ -430,4 +430,4 @@ def _environment_failed(trial: Trial) -> bool:
 
 
 def _diagnosis_of(trial: Trial) -> Diagnosis:
-    return Diagnosis(code=trial.cause or "unknown", message=trial.message or "", mend=trial.mend or "")
+    return Diagnosis(code=trial.cause or "unknown", message=trial.message or "", hint=trial.hint or "")

@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Callable
 
 from tuner.clock import Clock
-from tuner.domain.outcome import Diagnosis, State, Trial, TrialTime
+from tuner.domain.experiment import Diagnosis, State, Trial, TrialTime
 from tuner.domain.profile import Profile
 from tuner.load.target import Target
 from tuner.measure import summarize
 from tuner.trial.progress import Progress
 from tuner.trial.rounds import counting, enough_rounds
 from tuner.trial.run import violations
-from tuner.trial.session import RoundResult, remote_session
+from tuner.experiment.session import RoundResult, remote_session
 
 
 async def bench_server(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 
 
 class Progress(Protocol):

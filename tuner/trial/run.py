@@ -6,18 +6,18 @@ import asyncio
 from dataclasses import dataclass, field
 
 from tuner.clock import Clock
-from tuner.domain.candidate import Candidate, Scalar
+from tuner.domain.setting import Setting, Scalar
 from tuner.domain.measurement import Measurement, metric
-from tuner.domain.outcome import Diagnosis, Role, State, Trial, TrialTime
+from tuner.domain.experiment import Diagnosis, Role, State, Trial, TrialTime
 from tuner.domain.profile import Constraint
 from tuner.engine.launch import command_line
 from tuner.engine.policy import policy
 from tuner.errors import EngineError, LoadError
 from tuner.measure import summarize
-from tuner.trial.artifacts import StudyDirectory
+from tuner.experiment.store import StudyDirectory
 from tuner.trial.progress import Progress
 from tuner.trial.rounds import counting, enough_rounds
-from tuner.trial.session import LiveSession, RoundResult, SessionConfig, engine_session
+from tuner.experiment.session import LiveSession, RoundResult, SessionConfig, engine_session
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class TrialPlan:
     number: int
     role: Role
     label: str
-    candidate: Candidate
+    candidate: Setting
     config: SessionConfig
     rounds: int
     final_of: int | None = None
@@ -96,7 +96,7 @@ async def run_trial(plan: TrialPlan, directory: StudyDirectory, clock: Clock, pr
             diagnosis = error.diagnosis
             outcome = _failed_as(diagnosis)
         except LoadError as error:
-            diagnosis = Diagnosis(code=error.code, message=error.message, mend=error.mend)
+            diagnosis = Diagnosis(code=error.code, message=error.message, hint=error.hint)
             outcome = _failed_as(diagnosis)
     except asyncio.CancelledError:
         directory.write_trial(_trial(state, "interrupted", None))
@@ -151,7 +151,7 @@ def _trial(state: _Progressing, outcome: State, diagnosis: Diagnosis | None) -> 
         state=outcome,
         cause=(diagnosis.code or None) if diagnosis else None,
         message=diagnosis.message if diagnosis else None,
-        mend=(diagnosis.mend or None) if diagnosis else None,
+        hint=(diagnosis.hint or None) if diagnosis else None,
         bound=diagnosis.bound if diagnosis else None,
         simulated=plan.config.choice.simulated,
         engine_args=plan.config.args,

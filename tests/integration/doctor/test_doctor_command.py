@@ -119,8 +119,8 @@ def test_json_of_this_machine(tmp_path: Path) -> None:
     code, out, err = run("--engine", "sim", "--json", "--out", str(tmp_path), HF_TOKEN="hf_verysecret")
     lines = json.loads(out)
     assert code == (3 if any(line["status"] == "wrong" for line in lines) else 0)
-    assert all(set(line) == {"check", "status", "message", "mend"} for line in lines)
-    assert all(line["mend"] for line in lines if line["status"] != "ok")
+    assert all(set(line) == {"check", "status", "message", "hint"} for line in lines)
+    assert all(line["hint"] for line in lines if line["status"] != "ok")
     assert "verysecret" not in out + err
 
 

@@ -59,7 +59,7 @@ async def test_a_failed_start_with_its_workers_still_there(make_spec: MakeSpec, 
             pytest.fail("it never was ready")
     assert caught.value.diagnosis.code == "no_free_memory"
     assert caught.value.diagnosis.log_path == str(spec.log_path)
-    assert str(spec.log_path) in caught.value.mend
+    assert str(spec.log_path) in caught.value.hint
     assert_nothing_left(spec, None, left_over)
 
 

@@ -34,7 +34,7 @@ def shared(**more: Any) -> SharedPrefixWorkload:
 async def failure(target: Target) -> LoadError:
     with pytest.raises(LoadError) as caught:
         await asyncio.wait_for(probe(target), 20)
-    assert caught.value.mend
+    assert caught.value.hint
     assert KEY not in str(caught.value)
     return caught.value
 
@@ -85,7 +85,7 @@ async def test_chat_lengths_are_exact_with_the_template_counted_in() -> None:
         bare = await Planner.open(target, shared(system_prompt_tokens=0), facts, seed=1, base_dir=Path())
         rounds.append(await drive(target, bare.plan("r3")))
     for got in rounds:
-        assert "cached" not in got.void
+        assert "cached" not in got.discarded
         assert all(r.ok and r.prompt_tokens == r.prompt_tokens_planned for r in got.records)
 
 
@@ -96,8 +96,8 @@ async def test_what_every_chat_begins_with_is_no_warm_start() -> None:
         planner = await Planner.open(target, shared(), await probe(target), seed=1, base_dir=Path())
         first, again = [await drive(target, planner.plan(key)) for key in ("r1", "r1")]
     assert min(r.cached_tokens or 0 for r in first.records) == 16
-    assert "cached" not in first.void
-    assert "cached" in again.void
+    assert "cached" not in first.discarded
+    assert "cached" in again.discarded
 
 
 async def test_no_chat_template_falls_back_with_a_label() -> None:
@@ -123,7 +123,7 @@ async def test_a_wrong_key_is_named_without_its_value() -> None:
     async with ScriptedServer(api_key="right").running() as server:
         error = await failure(Target(server.base_url, api_key=KEY))
         assert error.code == "auth"
-        assert "--api-key-env" in error.mend
+        assert "--api-key-env" in error.hint
         assert (await probe(Target(server.base_url, api_key="right"))).model == "scripted"
 
 
@@ -140,7 +140,7 @@ async def test_a_server_with_several_models_or_none_has_to_be_told(models: tuple
     async with ScriptedServer(models=models).running() as server:
         error = await failure(Target(server.base_url))
         assert error.code == "missing_model"
-        assert "--model" in error.mend
+        assert "--model" in error.hint
         for model in models:
             assert (await probe(Target(server.base_url, model=model))).model == model
 
@@ -149,7 +149,7 @@ async def test_a_model_that_is_not_there_names_the_nearest() -> None:
     async with ScriptedServer(models=("llama-8b", "qwen")).running() as server:
         error = await failure(Target(server.base_url, model="lama-8b"))
     assert error.code == "missing_model"
-    assert "llama-8b" in error.mend
+    assert "llama-8b" in error.hint
 
 
 @asynccontextmanager
@@ -251,7 +251,7 @@ async def test_a_workload_that_does_not_fit_is_refused() -> None:
         target = Target(server.base_url)
         with pytest.raises(UsageError, match=re.escape("takes 65 tokens")) as caught:
             await Planner.open(target, shared(), await probe(target), seed=1, base_dir=Path())
-    assert "max_model_len" in caught.value.mend
+    assert "max_model_len" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["tenants", "prompts", "trace", "mixed", "long-documents"])

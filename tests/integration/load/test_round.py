@@ -50,7 +50,7 @@ async def planner_for(
 
 def counts(got: RoundObservation) -> bool:
     """The round counts, as far as the server is concerned: on a busy machine the client may well be the limit."""
-    return not got.void or got.void.startswith("the client was the limit")
+    return not got.discarded or got.discarded.startswith("the client was the limit")
 
 
 async def one_round(
@@ -89,7 +89,7 @@ async def test_a_closed_loop_begins_with_a_burst_and_goes_on_without_a_drain(
         server.asked.clear()
         got = await drive(target, planner.plan("r1"))
         assert server.proxied == 0 or target.base == "http://model.example.org"
-    assert counts(got), got.void
+    assert counts(got), got.discarded
     assert [r.phase for r in got.records] == ["cold"] * 6 + ["measured"] * 30
     if target.loopback:
         # Each measured request took the slot of one that had just ended.
@@ -107,7 +107,7 @@ async def test_a_closed_loop_begins_with_a_burst_and_goes_on_without_a_drain(
     assert len(set(burst)) == 1
 
 
-async def test_the_same_key_again_is_void_and_three_keys_agree() -> None:
+async def test_the_same_key_again_is_discarded_and_three_keys_agree() -> None:
     """A server that remembers prompts: unseen 60 ms, seen 2 ms."""
 
     def behave(server: ScriptedServer, asked: Asked) -> Reply:
@@ -123,7 +123,7 @@ async def test_the_same_key_again_is_void_and_three_keys_agree() -> None:
         assert [r.cached_tokens for r in got.records].count(0) == 1
         assert next(r for r in got.records if r.cached_tokens == 0).phase == "cold"
         assert max(r.ttft_ms or 0 for r in got.records) > 59
-    assert "tokens cached" in again.void
+    assert "tokens cached" in again.discarded
 
 
 async def test_a_server_that_does_not_say_what_was_cached_is_not_accused() -> None:
@@ -131,7 +131,7 @@ async def test_a_server_that_does_not_say_what_was_cached_is_not_accused() -> No
         target, planner = await planner_for(server, shared())
         await drive(target, planner.plan("r1"))
         got = await drive(target, planner.plan("r1"))
-    assert counts(got), got.void
+    assert counts(got), got.discarded
     assert all(r.cached_tokens is None for r in got.records)
 
 
@@ -150,7 +150,7 @@ async def test_slow_first_requests_end_in_the_warm_up() -> None:
         assert {r.phase for r in warm.records} == {"warmup"}
         assert {r.prompt_tokens for r in warm.records} == {60}
         got = await drive(target, planner.plan("r1"))
-    assert counts(got), got.void
+    assert counts(got), got.discarded
 
 
 @pytest.mark.parametrize("role", [{"role": "assistant"}, {"role": "assistant", "content": ""}])
@@ -191,14 +191,14 @@ def _some(share: float, bad: Callable[[Asked], Reply]) -> Callable[[ScriptedServ
     return lambda server, asked: bad(asked) if next(numbers) % 10 < share * 10 else stream(server, asked)
 
 
-async def test_replies_without_a_token_are_failures_and_too_many_void_the_round() -> None:
+async def test_replies_without_a_token_are_failures_and_too_many_discard_the_round() -> None:
     async with ScriptedServer(in_rounds(_some(0.6, lambda a: Reply([DONE])))).running() as server:
         got = await one_round(server, shared(4, 36))
     failed = [r for r in got.records if not r.ok]
     assert len(failed) == 24
     assert {r.error_code for r in failed} == {"no_token"}
     assert all(r.ttft_ms is None and r.e2e_ms is None for r in failed)
-    assert "24 of 40" in got.void
+    assert "24 of 40" in got.discarded
 
 
 async def test_a_few_failures_are_recorded_and_the_round_counts() -> None:
@@ -207,7 +207,7 @@ async def test_a_few_failures_are_recorded_and_the_round_counts() -> None:
     ).running() as server:
         got = await one_round(server, shared(4, 20))
     assert [r.error_code for r in got.records if not r.ok] == ["no_token"]
-    assert counts(got), got.void
+    assert counts(got), got.discarded
 
 
 ERROR = b'data: {"error": {"message": "CUDA out of memory", "code": 500}}\n\n'
@@ -240,7 +240,7 @@ async def test_every_way_to_fail_is_a_failure(
     assert [r.error_code for r in failed] == [code]
     assert failed[0].ttft_ms is None
     assert failed[0].finished_s is not None
-    assert counts(got), got.void
+    assert counts(got), got.discarded
     assert len(got.records) == 30
 
 
@@ -322,7 +322,7 @@ async def test_proxies_do_not_stand_between_us_and_loopback(monkeypatch: pytest.
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     async with ScriptedServer().running() as server:
         got = await one_round(server, shared())
-    assert counts(got), got.void
+    assert counts(got), got.discarded
     assert all(r.ok for r in got.records)
 
 
@@ -337,7 +337,7 @@ async def test_a_blocked_client_says_so() -> None:
     async with ScriptedServer(in_rounds(behave)).running() as server:
         got = await one_round(server, shared(4, 40))
     assert got.client.limited
-    assert "lagged" in got.void
+    assert "lagged" in got.discarded
     assert got.client.loop_lag_p99_ms is not None
     assert got.client.loop_lag_p99_ms > 100
 
@@ -389,7 +389,7 @@ async def test_classes_beside_the_load_run_until_it_is_done() -> None:
     )  # fmt: skip
     async with ScriptedServer(in_rounds(behave)).running() as server:
         got = await one_round(server, workload)
-    assert counts(got), got.void
+    assert counts(got), got.discarded
     groups = {name: [r for r in got.records if r.group == name] for name in ("busy", "visitor", "side")}
     assert [r.phase for r in groups["busy"]] == ["cold"] * 3 + ["measured"] * 40
     visits = groups["visitor"]
@@ -420,7 +420,7 @@ async def test_a_server_that_stops_sending_is_noticed(where: str) -> None:
         began = time.monotonic()
         got = await one_round(server, shared(4, 30), stall_timeout_s=0.4)
     assert time.monotonic() - began < 15
-    assert "sent nothing" in got.void
+    assert "sent nothing" in got.discarded
     assert {r.error_code for r in got.records if not r.ok} == {"stalled"}
 
 
@@ -447,7 +447,7 @@ async def test_a_reply_without_end_is_given_up_and_the_round_goes_on(
     failed = [r for r in got.records if not r.ok]
     assert [r.error_code for r in failed] == ["stream_error"]
     assert "longer than any answer" in (failed[0].error or "")
-    assert counts(got), got.void
+    assert counts(got), got.discarded
 
 
 async def test_an_engine_that_dies_ends_the_round() -> None:
@@ -455,7 +455,7 @@ async def test_an_engine_that_dies_ends_the_round() -> None:
         began = time.monotonic()
         got = await one_round(server, shared(4, 30), died=lambda: time.monotonic() - began > 0.3)
     assert time.monotonic() - began < 15
-    assert "died" in got.void
+    assert "died" in got.discarded
     assert not any(r.ok for r in got.records)
 
 
@@ -464,7 +464,7 @@ async def test_too_many_failures_end_the_round_early() -> None:
     async with ScriptedServer(in_rounds(lambda s, a: bad)).running() as server:
         got = await one_round(server, shared(4, 996))
         assert len(server.asked) < 150
-    assert "no KV left" in got.void
+    assert "no KV left" in got.discarded
 
 
 async def test_nobody_listens() -> None:
@@ -473,7 +473,7 @@ async def test_nobody_listens() -> None:
     got = await asyncio.wait_for(drive(target, planner.plan("r1")), 10)
     assert got.records[0].error_code == "refused"
     assert not any(r.ok for r in got.records)
-    assert "refused" in got.void
+    assert "refused" in got.discarded
 
 
 async def test_connections_that_the_server_closed_meanwhile_are_no_failures() -> None:

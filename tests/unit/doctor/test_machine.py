@@ -50,7 +50,7 @@ def test_tenants_and_the_memory_they_hold() -> None:
     assert "pid 4711 (40.0 GiB)" in lines["other tenants"].message
     assert "pid 5" in lines["other tenants"].message
     assert lines["free memory"].status == "wrong"
-    assert "gpu_memory_utilization" in lines["free memory"].mend
+    assert "gpu_memory_utilization" in lines["free memory"].hint
 
 
 def test_more_ranks_than_devices() -> None:
@@ -70,7 +70,7 @@ def test_more_ranks_than_devices() -> None:
 def test_proxies(env: dict[str, str], status: str) -> None:
     found = proxies(env)
     assert found.status == status
-    assert "secret" not in found.message + found.mend
+    assert "secret" not in found.message + found.hint
 
 
 def cache(folder: Path, model: str, **files: Any) -> None:

@@ -54,7 +54,7 @@ def test_the_pretended_machine_has_hardware_count_gpus() -> None:
     found = judge_pretended(two, 1)
     assert found.status == "wrong"
     assert "hardware.count is 1" in found.message
-    assert "Set hardware.count: 2" in found.mend
+    assert "Set hardware.count: 2" in found.hint
     assert judge_pretended(two, 2).status == "ok"
     assert judge_pretended(two, None).status == "ok"
 

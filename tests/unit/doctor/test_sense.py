@@ -56,7 +56,7 @@ def test_a_sound_profile_has_nothing_wrong() -> None:
 def test_what_is_found(check: str, status: str, changes: dict[str, Any]) -> None:
     found = line(check, **changes)
     assert found.status == status
-    assert found.mend
+    assert found.hint
 
 
 def test_chunks_that_are_no_whole_blocks_are_named() -> None:

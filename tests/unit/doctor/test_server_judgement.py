@@ -31,7 +31,7 @@ def test_a_401_says_what_to_check() -> None:
     line = explain(LoadError("auth", "HTTP 401"), Target("http://h:1"), {})
     assert line.status == "wrong"
     for word in ("--api-key-env", "/v1", "--model"):
-        assert word in line.mend
+        assert word in line.hint
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_a_401_says_what_to_check() -> None:
 )
 def test_a_refused_connection_names_a_left_over_proxy(url: str, words: str) -> None:
     line = explain(LoadError("refused", "no"), Target(url), {"HTTP_PROXY": "http://user:secret@127.0.0.1:9"})
-    assert words in line.mend
-    assert "HTTP_PROXY" in line.mend
-    assert "secret" not in line.mend
+    assert words in line.hint
+    assert "HTTP_PROXY" in line.hint
+    assert "secret" not in line.hint
 
 
 def test_the_pool_against_the_load() -> None:
@@ -59,8 +59,8 @@ def test_jitter_names_the_first_suspect_in_order() -> None:
     jumpy = [50.0, 51, 200, 50, 300, 50, 51, 50]
     line = judge_jitter(jumpy, [ok("prefix caching", "on"), wrong("prefix length", "too short", "Share more.")])
     assert line.status == "warning"
-    assert line.mend.index("prefix caching") < line.mend.index("block size") < line.mend.index("memory for the cache")
-    assert "too short" in line.mend
+    assert line.hint.index("prefix caching") < line.hint.index("block size") < line.hint.index("memory for the cache")
+    assert "too short" in line.hint
     assert judge_jitter([0.5, 0.6, 0.5, 3.0, 4.0, 0.5, 0.5, 0.5], []).status == "ok"  # too fast to matter
 
 

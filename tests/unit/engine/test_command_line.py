@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tuner.domain.candidate import ReuseBudget
+from tuner.domain.setting import ReuseBudget
 from tuner.engine.launch import LaunchSpec, command_line, environment
 from tuner.errors import UsageError
 

@@ -58,7 +58,7 @@ def test_cause(name: str) -> None:
     diagnosis = diagnose(lines(name), exit_code, phase=phase)
     assert diagnosis.code == code
     assert words in diagnosis.message
-    assert diagnosis.mend
+    assert diagnosis.hint
     for prefix in ("pid=", "[core.py", "ERROR"):
         assert prefix not in diagnosis.message
 

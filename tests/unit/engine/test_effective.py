@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.domain.candidate import Scalar
+from tuner.domain.setting import Scalar
 from tuner.engine.effective import cached_revision, difference, from_log, with_metrics, with_server_info
 
 LOGS = Path(__file__).parent / "logs"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.domain.candidate import Scalar
+from tuner.domain.setting import Scalar
 from tuner.engine.rules import static_rule_violation
 
 Args = dict[str, Scalar]

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.fakes.frozen_trials import frozen_of, trial_of
-from tuner.domain.candidate import ReuseBudget, Scalar
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.frozen import Frozen
 from tuner.engine.argv import from_argv
 from tuner.engine.launch import SCHEDULER_CLASS as LAUNCHED_CLASS

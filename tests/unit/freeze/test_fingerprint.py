@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner.domain.outcome import Fingerprint
+from tuner.domain.experiment import Fingerprint
 from tuner.freeze.fingerprint import describe_gpus, differences
 
 GPU = {"name": "NVIDIA H100", "memory_bytes": 80 * 2**30}

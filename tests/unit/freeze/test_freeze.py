@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.frozen_trials import frozen_of, round_of, trial_of
-from tuner.domain.candidate import ReuseBudget
+from tuner.domain.setting import ReuseBudget
 from tuner.domain.measurement import Latency, Measurement
 from tuner.errors import FileFormatError, UsageError
 from tuner.freeze import control_of, load_frozen, repeats_of, save_frozen, to_args, to_yaml
@@ -179,17 +179,17 @@ def test_a_file_that_is_no_frozen_one_is_refused_by_name(tmp_path: Path, content
     with pytest.raises(FileFormatError, match=said) as caught:
         load_frozen(path)
     assert "f.json" in str(caught.value)
-    assert caught.value.mend
+    assert caught.value.hint
 
 
 def test_a_folder_is_answered_with_the_frozen_file_in_it(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="is a folder") as caught:
         load_frozen(tmp_path)
-    assert "chunktune freeze" in caught.value.mend
+    assert "chunktune freeze" in caught.value.hint
     save_frozen(tmp_path / "frozen.json", frozen_of(trial_of(3, [80.0])))
     with pytest.raises(FileFormatError, match="is a folder") as caught:
         load_frozen(tmp_path)
-    assert caught.value.mend == f"Name the one in it: {tmp_path / 'frozen.json'}"
+    assert caught.value.hint == f"Name the one in it: {tmp_path / 'frozen.json'}"
 
 
 @pytest.mark.parametrize("option", ["api_key", "host"])

@@ -251,7 +251,7 @@ def test_a_trace_that_is_too_short_says_how_many_it_has(tmp_path: Path) -> None:
     base = trace_file(tmp_path)
     with pytest.raises(UsageError, match="only 19 to measure") as caught:
         make_load(base.model_copy(update={"requests": 30}), IDS, 7, tmp_path)
-    assert "19 or fewer" in caught.value.mend
+    assert "19 or fewer" in caught.value.hint
 
 
 def test_long_prompts_of_a_trace_are_cut_where_asked(tmp_path: Path) -> None:
@@ -324,7 +324,7 @@ def test_a_body_without_a_prompt_is_named(tmp_path: Path, line: str) -> None:
 def test_bodies_of_the_other_kind_are_refused_with_the_mend(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         make_load(prompts_file(tmp_path, api="completions"), TEXT, 1, tmp_path)
-    assert caught.value.mend == "Set workload.api to chat."
+    assert caught.value.hint == "Set workload.api to chat."
 
 
 @pytest.mark.parametrize("name", ["long-documents", "mixed", "tenants", "trace", "prompts"])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tuner.domain.candidate import ReuseBudget
+from tuner.domain.setting import ReuseBudget
 from tuner.domain.profile import is_secret_name
 from tuner.domain.workload import SharedPrefixWorkload
 from tuner.errors import ProfileError, UsageError

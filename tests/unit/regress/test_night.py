@@ -11,10 +11,10 @@ import pytest
 from tests.fakes.frozen_trials import frozen_of, round_of, trial_of
 from tests.fakes.heard import Heard
 from tests.fakes.scripted_starts import ScriptedStarts
-from tuner.domain.candidate import ReuseBudget
+from tuner.domain.setting import ReuseBudget
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Latency, Measurement
-from tuner.domain.outcome import Fingerprint
+from tuner.domain.experiment import Fingerprint
 from tuner.domain.profile import Constraint
 from tuner.errors import FileFormatError
 from tuner.freeze import load_frozen, save_frozen

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.fakes import studies
-from tuner.domain.candidate import ReuseBudget
-from tuner.domain.outcome import Improvement
+from tuner.domain.setting import ReuseBudget
+from tuner.domain.experiment import Improvement
 from tuner.report.answer import (
     advice_beside_failures,
     answer,

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.fakes import studies
 from tuner.domain.measurement import Latency
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.report.bench import bench_table
 
 

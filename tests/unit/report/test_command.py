@@ -10,7 +10,7 @@ from tuner.domain.observation import ClientStats, RequestRecord, RoundObservatio
 from tuner.errors import FileFormatError, UsageError
 from tuner.files import write_json
 from tuner.report.data import ReportData
-from tuner.trial.artifacts import StudyDirectory, read_study
+from tuner.experiment.store import StudyDirectory, read_study
 
 
 def observation(ttft_s: float) -> RoundObservation:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from tests.fakes import studies
-from tuner.domain.outcome import TableRow
+from tuner.domain.experiment import TableRow
 from tuner.report.console import closing_table
 from tuner.report.data import ReportData
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.domain.candidate import ReuseBudget
+from tuner.domain.setting import ReuseBudget
 from tuner.scheduler.decisions import (
     FILLED_UP_BELOW,
     HIT_WINDOW_ADMISSIONS,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.domain.candidate import Candidate
+from tuner.domain.setting import Setting
 from tuner.errors import ProfileError
 from tuner.profile import parse_profile
 from tuner.space.alignment import can_reuse_prefix, is_aligned, nearest_aligned
@@ -58,7 +58,7 @@ def test_combinations_cover_the_space_once() -> None:
 def test_budgets_that_are_all_off_are_no_budget() -> None:
     found = space("space.reuse_budget={max_cached_blocks: [0, 64], max_hold_ms: [100, 200]}")
     candidates = [found.candidate(c) for c in found.combinations()]
-    assert Candidate(knobs={"max_num_batched_tokens": 128}) in candidates
+    assert Setting(knobs={"max_num_batched_tokens": 128}) in candidates
     assert sum(c.reuse_budget is None for c in candidates) == 4
 
 

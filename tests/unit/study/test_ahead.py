@@ -6,8 +6,8 @@ import pytest
 
 from tests.fakes import studies
 from tests.fakes.profiles import SMALL
-from tuner.domain.candidate import ReuseBudget
-from tuner.domain.outcome import Trial
+from tuner.domain.setting import ReuseBudget
+from tuner.domain.experiment import Trial
 from tuner.domain.profile import Profile
 from tuner.profile import parse_profile
 from tuner.study.ahead import trials_ahead

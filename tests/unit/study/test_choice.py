@@ -2,9 +2,9 @@
 
 import pytest
 
-from tuner.domain.candidate import ReuseBudget
+from tuner.domain.setting import ReuseBudget
 from tuner.domain.measurement import Latency, Measurement
-from tuner.domain.outcome import State, Trial
+from tuner.domain.experiment import State, Trial
 from tuner.domain.profile import Objective
 from tuner.study.choice import candidate_of, finalists, pareto_front, ranked, winner
 

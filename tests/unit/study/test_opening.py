@@ -6,7 +6,7 @@ import pytest
 
 from tests.fakes.profiles import SMALL
 from tuner.clock import FakeClock
-from tuner.domain.outcome import Fingerprint, StudyFile
+from tuner.domain.experiment import Fingerprint, StudyFile
 from tuner.errors import FileFormatError, UsageError
 from tuner.profile import parse_profile
 from tuner.study.opening import exclusive, open_or_create, study_path

@@ -5,9 +5,9 @@ import pytest
 from optuna.trial import TrialState
 
 from tests.fakes.profiles import SMALL
-from tuner.domain.candidate import Candidate
+from tuner.domain.setting import Setting
 from tuner.domain.measurement import Latency, Measurement
-from tuner.domain.outcome import State, Trial
+from tuner.domain.experiment import State, Trial
 from tuner.domain.profile import Profile
 from tuner.profile import parse_profile
 from tuner.space.search_space import search_space
@@ -16,19 +16,19 @@ from tuner.study.search import Search, open_study, settle_leftovers
 BASE = SMALL + "constraints: [ttft_ms.p99 <= 100]\n"
 
 
-def made(*overrides: str, seen: list[Candidate] | None = None) -> tuple[Search, optuna.Study, Profile]:
+def made(*overrides: str, seen: list[Setting] | None = None) -> tuple[Search, optuna.Study, Profile]:
     profile = parse_profile(BASE, overrides=list(overrides))
     study = open_study(optuna.storages.InMemoryStorage(), "s", profile, seed=1)
     return Search(study, search_space(profile), profile, seen or []), study, profile
 
 
-def outcome(candidate: Candidate, p90: float = 10.0, state: State = "completed", number: int = 1) -> Trial:
+def outcome(candidate: Setting, p90: float = 10.0, state: State = "completed", number: int = 1) -> Trial:
     latency = Latency(p50=p90, p90=p90, p99=p90 * 2, mean=p90, n=9)
     median = Measurement(ttft_ms=latency) if state == "completed" else None
     return Trial(number=number, role="candidate", state=state, engine_args={}, knobs=candidate.knobs, median=median)
 
 
-def run_all(search: Search, state: State = "completed") -> list[Candidate]:
+def run_all(search: Search, state: State = "completed") -> list[Setting]:
     found = []
     while (suggestion := search.next()) is not None:
         found.append(suggestion.candidate)
@@ -45,7 +45,7 @@ def test_a_small_space_is_enumerated_once() -> None:
 
 
 def test_what_was_seen_does_not_come_again() -> None:
-    search, _, _ = made(seen=[Candidate(knobs={"max_num_batched_tokens": 256})])
+    search, _, _ = made(seen=[Setting(knobs={"max_num_batched_tokens": 256})])
     assert {c.knobs["max_num_batched_tokens"] for c in run_all(search)} == {128, 512}
 
 

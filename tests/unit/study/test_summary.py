@@ -10,11 +10,11 @@ import pytest
 from tests.fakes.frozen_trials import PROFILE, STUDY, round_of, trial_of
 from tuner.domain.measurement import Latency, Measurement
 from tuner.domain.observation import ClientStats, MemoryTimeline, RequestRecord, RoundObservation
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.domain.profile import Profile
 from tuner.domain.workload import MixedWorkload, Workload
 from tuner.study.summary import build_summary
-from tuner.trial.artifacts import StudyDirectory
+from tuner.experiment.store import StudyDirectory
 
 MIXED = MixedWorkload.model_validate(
     {

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import studies
-from tuner.domain.outcome import StudyTime
+from tuner.domain.experiment import StudyTime
 from tuner.files import write_json
 from tuner.study.summary import study_time
-from tuner.trial.artifacts import StudyDirectory, earlier_s
+from tuner.experiment.store import StudyDirectory, earlier_s
 
 TRIALS = [studies.trial(n, {}, 90.0, role="baseline") for n in range(3)]
 """90 s each: 48 s start, 36 s load, 4 s stop."""

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import FileFormatError
-from tuner.trial.artifacts import StudyDirectory, read_requests, read_telemetry
+from tuner.experiment.store import StudyDirectory, read_requests, read_telemetry
 
 
 @pytest.mark.parametrize(

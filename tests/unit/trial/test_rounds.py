@@ -12,7 +12,7 @@ from tuner.clock import FakeClock
 from tuner.domain.observation import ClientStats, MemoryTimeline, RoundObservation
 from tuner.trial.progress import Silent
 from tuner.trial.rounds import counting, enough_rounds
-from tuner.trial.session import RoundResult, Session
+from tuner.experiment.session import RoundResult, Session
 
 LIMITED = "client_limited"
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.domain.measurement import metric
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.report.numbers import metric_title, metric_unit
 
 Cell = str | int | float | None

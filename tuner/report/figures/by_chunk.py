@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tuner.domain.candidate import CHUNK_KNOB
+from tuner.domain.setting import CHUNK_KNOB
 from tuner.domain.measurement import Memory
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.report.answer import objective_of, trial_label
 from tuner.report.data import ReportData
 from tuner.report.figures.base import (

@@ -6,7 +6,7 @@ from datetime import datetime
 
 from tuner.domain.measurement import metric
 from tuner.domain.observation import MemoryTimeline
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.report.answer import STATE_WORDS, objective_of, trial_label
 from tuner.report.data import ReportData
 from tuner.report.figures.base import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tuner.domain.measurement import higher_is_better
-from tuner.domain.outcome import Trial
+from tuner.domain.experiment import Trial
 from tuner.report.answer import objective_of, trial_label
 from tuner.report.data import ReportData
 from tuner.report.figures.base import (

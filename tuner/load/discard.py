@@ -12,7 +12,7 @@ FAILURES_ALLOWED = 0.10
 """A round with a larger share of failed requests does not count."""
 
 
-def void_reason(plan: RoundPlan, records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: str) -> str:
+def discard_reason(plan: RoundPlan, records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: str) -> str:
     """Why the round does not count; '' when it does. `warm`: see `warm_start`."""
     failed = [r for r in records if r.error is not None]
     if failed and (stopped or len(failed) > FAILURES_ALLOWED * len(records)):
@@ -33,8 +33,8 @@ def void_reason(plan: RoundPlan, records: Sequence[RequestRecord], stopped: str,
     return f"the client was the limit: {limited}" if limited else ""
 
 
-def void_code(records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: bool) -> str:
-    """The stable code of `void_reason`: what stopped the round, else what most failed requests share."""
+def discard_code(records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: bool) -> str:
+    """The stable code of `discard_reason`: what stopped the round, else what most failed requests share."""
     failed = Counter(r.error_code or "unknown" for r in records if r.error is not None)
     if stopped:
         return stopped

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tuner.domain.candidate import Candidate, Scalar
+from tuner.domain.setting import Setting, Scalar
 from tuner.domain.profile import Profile
 from tuner.engine.installed import check_options, inspect_installed
 from tuner.engine.launch import command_line
@@ -12,8 +12,8 @@ from tuner.engine.policy import stopped_by
 from tuner.engine.rules import static_rule_violation
 from tuner.errors import EngineError
 from tuner.space.search_space import Choices, SearchSpace, declared_block_size, search_space
-from tuner.trial.launcher import EngineChoice
-from tuner.trial.session import SessionConfig
+from tuner.experiment.choice import EngineChoice
+from tuner.experiment.session import SessionConfig
 
 
 async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
@@ -35,7 +35,7 @@ async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
         raise stopped_by(violation)
 
 
-def corner(space: SearchSpace) -> Candidate:
+def corner(space: SearchSpace) -> Setting:
     """The candidate of the first, or lowest, value of each knob."""
     values = {
         k.name: k.values[0] if isinstance(k, Choices) else (int(k.low) if k.integer else k.low) for k in space.knobs
@@ -43,7 +43,7 @@ def corner(space: SearchSpace) -> Candidate:
     return space.candidate(values)
 
 
-def _check_ours(profile: Profile, choice: EngineChoice, candidate: Candidate) -> None:
+def _check_ours(profile: Profile, choice: EngineChoice, candidate: Setting) -> None:
     """UsageError for an option, or a knob, that is not the profile's to set."""
     config = SessionConfig.of_profile(
         profile,

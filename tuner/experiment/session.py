@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from tuner.clock import SYSTEM_CLOCK, Clock
-from tuner.domain.candidate import CHUNK_KNOB, ReuseBudget, Scalar
+from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
 from tuner.domain.measurement import Measurement
 from tuner.domain.observation import MemoryBreakdown, MemoryTimeline, RoundObservation
 from tuner.domain.profile import Constraint, Profile
@@ -28,7 +28,7 @@ from tuner.measure import measure_round
 from tuner.scheduler.decisions import Counters
 from tuner.sim.tiny_model import resolve_model
 from tuner.telemetry import MemorySource, Sampler, Unavailable, describe_devices, memory_source, metrics_span
-from tuner.trial.launcher import EngineChoice
+from tuner.experiment.choice import EngineChoice
 from tuner.trial.plugin_log import counted_between, last_counters
 
 STALL_TIMEOUT_S = 60.0
@@ -148,7 +148,7 @@ class LiveSession:
         """
         observation = await self._drive(self.planner.warm_up("warm-up"))
         await self._raise_if_dead()
-        if self.engine is not None and observation.void_code == "engine_stalled":
+        if self.engine is not None and observation.discard_code == "engine_stalled":
             raise EngineError(self.engine.failed(cause("engine_stalled", observation.void)))
 
     async def _drive(self, plan: RoundPlan) -> RoundObservation:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tuner.domain.outcome import Fingerprint
+from tuner.domain.experiment import Fingerprint
 from tuner.domain.profile import Profile
 from tuner.engine.installed import inspect_installed
 from tuner.telemetry import describe_devices
-from tuner.trial.launcher import EngineChoice
+from tuner.experiment.choice import EngineChoice
 
 
 async def take_fingerprint(choice: EngineChoice, profile: Profile) -> Fingerprint:
