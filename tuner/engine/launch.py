@@ -149,6 +149,7 @@ class RunningEngine:
         self.model_id = model_id
         self.log_path = spec.log_path
         self.command = command
+        self.asked = dict(spec.args)
         self._spec = spec
         self._child = child
         self._clock = clock

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tuner.domain.setting import Setting, Scalar
 from tuner.domain.profile import Profile
+from tuner.domain.setting import Scalar, Setting
 from tuner.engine.installed import check_options, inspect_installed
 from tuner.engine.launch import command_line
 from tuner.engine.policy import stopped_by
 from tuner.engine.rules import static_rule_violation
 from tuner.errors import EngineError
-from tuner.space.search_space import Choices, SearchSpace, declared_block_size, search_space
 from tuner.experiment.choice import EngineChoice
-from tuner.experiment.session import SessionConfig
+from tuner.experiment.design import StartPlan
+from tuner.experiment.session import engine_spec
+from tuner.space.search_space import Choices, SearchSpace, declared_block_size, search_space
 
 
 async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
@@ -36,22 +37,14 @@ async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
 
 
 def corner(space: SearchSpace) -> Setting:
-    """The candidate of the first, or lowest, value of each knob."""
+    """The setting of the first, or lowest, value of each knob."""
     values = {
         k.name: k.values[0] if isinstance(k, Choices) else (int(k.low) if k.integer else k.low) for k in space.knobs
     }
-    return space.candidate(values)
+    return space.setting(values)
 
 
-def _check_ours(profile: Profile, choice: EngineChoice, candidate: Setting) -> None:
+def _check_ours(profile: Profile, choice: EngineChoice, setting: Setting) -> None:
     """UsageError for an option, or a knob, that is not the profile's to set."""
-    config = SessionConfig.of_profile(
-        profile,
-        choice,
-        args=candidate.engine_args(profile.engine.args),
-        reuse_budget=candidate.effective_budget,
-        seed=0,
-        log_path=Path("engine.log"),
-        record_dir=Path(),
-    )
-    command_line(config.launch_spec(), 0)
+    plan = StartPlan("search", "", setting.engine_args(profile.engine.args), (), live=False)
+    command_line(engine_spec(profile, choice, plan, Path("engine.log"), Path()), 0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from tuner.domain.experiment import Fingerprint
 from tuner.domain.profile import Profile
 from tuner.engine.installed import inspect_installed
-from tuner.telemetry import describe_devices
 from tuner.experiment.choice import EngineChoice
+from tuner.telemetry import describe_devices
 
 
 async def take_fingerprint(choice: EngineChoice, profile: Profile) -> Fingerprint:

@@ -18,8 +18,8 @@ import orjson
 from pydantic import ValidationError
 
 from tuner.domain.base import Document
-from tuner.domain.observation import ClientStats, MemorySample, MemoryTimeline, RequestRecord, RoundObservation
 from tuner.domain.experiment import STUDY_SCHEMA, SUMMARY_SCHEMA, TRIAL_SCHEMA, StudyFile, Summary, Trial
+from tuner.domain.observation import ClientStats, MemorySample, MemoryTimeline, RequestRecord, RoundObservation
 from tuner.errors import FileFormatError, UsageError
 from tuner.files import read_json, write_json, write_whole
 

@@ -12,7 +12,9 @@ FAILURES_ALLOWED = 0.10
 """A round with a larger share of failed requests does not count."""
 
 
-def discard_reason(plan: RoundPlan, records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: str) -> str:
+def discard_reason(
+    plan: RoundPlan, records: Sequence[RequestRecord], stopped: str, warm: int | None, limited: str
+) -> str:
     """Why the round does not count; '' when it does. `warm`: see `warm_start`."""
     failed = [r for r in records if r.error is not None]
     if failed and (stopped or len(failed) > FAILURES_ALLOWED * len(records)):

@@ -8,12 +8,12 @@ from collections.abc import Callable, Sequence
 
 from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.observation import Phase, RequestRecord, RoundObservation
+from tuner.load.discard import FAILURES_ALLOWED, discard_code, discard_reason, warm_start
 from tuner.load.exchange import Exchange
 from tuner.load.keeping_up import client_stats, loop_lags_ms, mean_in_flight
 from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan, longest_reply_bytes
 from tuner.load.proxied import carrier_for
 from tuner.load.target import Target
-from tuner.load.discard import FAILURES_ALLOWED, discard_code, discard_reason, warm_start
 
 TICK_S = 0.005
 _LOOK_EVERY = 20
@@ -36,7 +36,7 @@ async def drive(
     """One round. Never raises for a failing server: `discarded` then says why the round cannot count.
 
     `died` is polled (ten times a second): true ends the round. So does a server that sends nothing for
-    `stall_timeout_s` while requests wait, and a share of failures that no later success could hint.
+    `stall_timeout_s` while requests wait, and a share of failures that no later success could make up for.
     `on_progress(ended, of)` is called now and then. Cancellation closes every connection and goes on.
     """
     round_ = _Round(target, plan, clock, stall_timeout_s, died, on_progress)
@@ -303,7 +303,9 @@ class _Round:
                     exchange, "stream_error", f"the reply is longer than any answer of its length: {held >> 20} MiB"
                 )
 
-    def _stop(self, discarded: str, code: str = "cut", text: str = "the round was given up", discard_code: str = "") -> None:
+    def _stop(
+        self, discarded: str, code: str = "cut", text: str = "the round was given up", discard_code: str = ""
+    ) -> None:
         """The round cannot count any more: end what is under way."""
         self._discarded = self._discarded or discarded
         self._discard_code = self._discard_code or discard_code

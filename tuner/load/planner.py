@@ -22,10 +22,10 @@ AnyWorkload = SharedPrefixWorkload | MixedWorkload | TraceWorkload | PromptsWork
 
 
 class Planner:
-    """Makes the plan of each round. The same seed and key give the same bytes for the same server.
+    """Makes the plan of each round. The same seed and keys give the same bytes for the same server.
 
-    A key must be new to the server: content that it has seen would be answered from its cache, and the round
-    be discarded. Who measures a server that outlives the run puts something of the run's own into the key.
+    A content key must be new to the server: content that it has seen would be answered from its cache, and the
+    round be discarded. Who measures a server that outlives the run puts something of the run's own into the key.
     """
 
     def __init__(
@@ -65,12 +65,16 @@ class Planner:
                 "make the workload's prompts or outputs shorter.",
             )
 
-    def plan(self, round_key: str) -> RoundPlan:
-        """A measured round with content of its own."""
+    def plan(self, content_key: str, arrivals_key: str) -> RoundPlan:
+        """A measured round with content of its own.
+
+        Rounds with an equal `arrivals_key` have the same lengths, classes, tenants and times, so that they can be
+        compared in pairs.
+        """
         return RoundPlan(
-            key=round_key,
+            key=content_key,
             path=self._path,
-            arrivals=self._load.arrivals(round_key),
+            arrivals=self._load.arrivals(content_key, arrivals_key),
             cached_allowance=self._shared,
             reports_cached_tokens=self._facts.reports_cached_tokens,
             labels=self.labels,

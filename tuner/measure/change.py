@@ -38,11 +38,11 @@ def round_values(
     requests: Sequence[Samples] | None = None,
     starts: Sequence[int] | None = None,
 ) -> list[RoundValue]:
-    """The rounds that count and have this metric; `requests` and `starts` run parallel to `rounds`."""
+    """The rounds that have this metric; `requests` and `starts` run parallel to `rounds`."""
     latency, _, statistic = path.rpartition(".")
     found = []
     for index, one in enumerate(rounds):
-        value = None if one.void else metric(one, path)
+        value = metric(one, path)
         if value is None:
             continue
         sample = requests[index].get(latency) if requests is not None and statistic != "n" else None
@@ -60,7 +60,7 @@ def relative_change(
     baseline_starts: Sequence[int] | None = None,
     now_starts: Sequence[int] | None = None,
 ) -> Change:
-    """The change of a metric, void rounds left out; KeyError for a path that names nothing.
+    """The change of a metric over rounds that count; KeyError for a path that names nothing.
 
     With observations, requests are redrawn within their rounds; with starts (a number for each
     round), starts are redrawn first. Without an interval where both sides have one round and no

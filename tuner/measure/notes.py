@@ -75,13 +75,13 @@ def no_hits_note(prompt_tokens: Sequence[int], block_size: int) -> str:
     )
 
 
-def memory_note(trials: Sequence[Measurement], tolerance: float = 0.01) -> str | None:
-    """Says so when device memory does not tell these trials apart; None when it does, or for fewer than two.
+def memory_note(settings: Sequence[Measurement], tolerance: float = 0.01) -> str | None:
+    """Says so when device memory does not tell these settings apart; None when it does, or for fewer than two.
 
     vLLM preallocates its KV pool up to gpu_memory_utilization, whatever the chunk size. `tolerance` is
     the spread, relative to the largest peak, that counts as alike.
     """
-    peaks = [m.memory.peak_bytes for m in trials if m.memory.source == "nvml" and m.memory.peak_bytes]
+    peaks = [m.memory.peak_bytes for m in settings if m.memory.source == "nvml" and m.memory.peak_bytes]
     if len(peaks) < 2:
         return None
     for device in sorted(set().union(*peaks)):
@@ -89,7 +89,7 @@ def memory_note(trials: Sequence[Measurement], tolerance: float = 0.01) -> str |
         if max(seen) - min(seen) > tolerance * max(seen):
             return None
     return (
-        f"device memory is not discriminating: the NVML peaks of these {len(peaks)} configurations lie within "
+        f"device memory is not discriminating: the NVML peaks of these {len(peaks)} settings lie within "
         f"{tolerance * 100:.0f} %, because vLLM preallocates its KV pool up to gpu_memory_utilization. Compare the "
         "activation peak, the KV pool and the KV in use instead."
     )

@@ -47,7 +47,7 @@ def measure_round(
     chunk_tokens: int | None = None,
     shared_prefix_tokens: int | None = None,
 ) -> Measurement:
-    """The numbers of one round; also of a void one, which then says so.
+    """The numbers of one round, also of one that does not count (`observation.discarded`).
 
     `chunk_tokens` is the effective max_num_batched_tokens: where the engine does not count prefill
     chunks, it gives the fewest that each prompt can have taken. `shared_prefix_tokens` (the shortest)
@@ -105,19 +105,10 @@ def measure_round(
         unmeasured=unmeasured,
         derived=derived,
         warnings=_warnings(observation, requests, values, block_size, shared_prefix_tokens),
-        void=_void(observation),
     )
 
 
 _NO_CACHE_REPORT = "the server does not report cached tokens in usage (vLLM does with --enable-prompt-tokens-details)"
-
-
-def _void(observation: RoundObservation) -> str | None:
-    if observation.void:
-        return observation.void
-    if observation.client.limited:
-        return f"the client was the limit: {observation.client.limited_reason or 'it fell behind'}"
-    return None
 
 
 def _throughput(

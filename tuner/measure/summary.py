@@ -52,7 +52,7 @@ _DOUBT = 0.001
 
 @dataclass(frozen=True)
 class Summary:
-    """What several rounds amount to. Void rounds are in none of it."""
+    """What several rounds of one setting amount to."""
 
     median: Measurement
     """Each metric's median over rounds; of failures, OOMs and memory peaks the worst round."""
@@ -64,19 +64,19 @@ class Summary:
 
 
 def summarize(rounds: Sequence[Measurement], observations: Sequence[RoundObservation]) -> Summary:
-    """Median, pool, intervals and warnings; `observations` runs parallel to `rounds`, or is empty."""
+    """Median, pool, intervals and warnings of rounds that count; `observations` runs parallel to `rounds`, or is empty.
+
+    ValueError for no rounds: there is no median of nothing.
+    """
+    if not rounds:
+        raise ValueError("no rounds to summarize")
     if observations and len(observations) != len(rounds):
         raise ValueError(f"{len(rounds)} rounds, but {len(observations)} observations")
-    kept = [i for i, one in enumerate(rounds) if not one.void]
-    if not kept:
-        reasons = sorted({one.void or "" for one in rounds}) or ["no round was driven"]
-        return Summary(Measurement(void=f"no round counts: {'; '.join(reasons)}"), warnings=["no round counts"])
-    counted = [rounds[i] for i in kept]
-    requests = [Samples(observations[i]) for i in kept] if observations else None
+    requests = [Samples(o) for o in observations] if observations else None
     pooled = _pool(requests) if requests else {}
-    warnings = _warnings(rounds, counted, requests, pooled)
-    median = _median(counted)
-    return Summary(median.model_copy(update={"warnings": warnings}), pooled, _intervals(counted, requests), warnings)
+    warnings = _warnings(rounds, requests, pooled)
+    median = _median(rounds)
+    return Summary(median.model_copy(update={"warnings": warnings}), pooled, _intervals(rounds, requests), warnings)
 
 
 def _pool(requests: Sequence[Samples]) -> dict[str, Latency]:
@@ -195,26 +195,23 @@ def metric_interval(rounds: Sequence[RoundValue], path: str) -> Interval | None:
 
 
 def _warnings(
-    rounds: Sequence[Measurement],
-    counted: Sequence[Measurement],
-    requests: Sequence[Samples] | None,
-    pooled: dict[str, Latency],
+    rounds: Sequence[Measurement], requests: Sequence[Samples] | None, pooled: dict[str, Latency]
 ) -> list[str]:
-    notes = [f"{len(rounds) - len(counted)} of {len(rounds)} rounds are void"] if len(counted) < len(rounds) else []
+    notes: list[str] = []
     tails = {n: found for n, found in pooled.items() if n in ("ttft_ms", "itl_ms", "e2e_ms")}
     if pooled and (short := sample_warning(tails, " over all rounds")):
         notes.append(short)
     # The pooled sample may carry what one round's cannot, so its rounds' own remarks on size are left out.
-    sized = {s for r in counted if (s := sample_warning({n: getattr(r, n) for n in tails}))}
-    for one in counted:
+    sized = {s for r in rounds if (s := sample_warning({n: getattr(r, n) for n in tails}))}
+    for one in rounds:
         notes += [w for w in one.warnings if w not in notes and not (pooled and w in sized)]
     for name in (*_LATENCY_FIELDS, *_MEDIANS):
-        having = sum(getattr(r, name) is not None for r in counted)
-        if 0 < having < len(counted):
-            notes.append(f"{name} was measured in {having} of {len(counted)} rounds")
+        having = sum(getattr(r, name) is not None for r in rounds)
+        if 0 < having < len(rounds):
+            notes.append(f"{name} was measured in {having} of {len(rounds)} rounds")
     if requests is not None:
         for path in ("ttft_ms.p50", "ttft_ms.p90"):
-            if (doubt := disagreement(round_values(counted, path, requests), path)) is not None:
+            if (doubt := disagreement(round_values(rounds, path, requests), path)) is not None:
                 notes.append(doubt)
     return notes
 

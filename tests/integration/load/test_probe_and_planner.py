@@ -62,7 +62,7 @@ async def test_a_server_that_takes_no_token_ids_gets_text_of_the_same_length() -
         facts = await probe(target)
         assert not facts.token_ids
         planner = await Planner.open(target, shared(), facts, seed=1, base_dir=Path())
-        got = await drive(target, planner.plan("r1"))
+        got = await drive(target, planner.plan("r1", "a1"))
     assert planner.labels == ()
     assert all(r.ok and r.prompt_tokens == r.prompt_tokens_planned for r in got.records)
 
@@ -71,7 +71,7 @@ async def test_without_a_tokenizer_lengths_are_estimates_with_a_label() -> None:
     async with ScriptedServer(tokenizer=False).running() as server:
         target = Target(server.base_url)
         planner = await Planner.open(target, shared(), await probe(target), seed=1, base_dir=Path())
-        got = await drive(target, planner.plan("r1"))
+        got = await drive(target, planner.plan("r1", "a1"))
     assert "estimates" in planner.labels[0]
     assert all(abs((r.prompt_tokens or 0) - (r.prompt_tokens_planned or 0)) <= 2 for r in got.records)
 
@@ -81,9 +81,9 @@ async def test_chat_lengths_are_exact_with_the_template_counted_in() -> None:
         target = Target(server.base_url, api="chat")
         facts = await probe(target)
         planner = await Planner.open(target, shared(), facts, seed=1, base_dir=Path())
-        rounds = [await drive(target, planner.plan(key)) for key in ("r1", "r2")]
+        rounds = [await drive(target, planner.plan(key, "a1")) for key in ("r1", "r2")]
         bare = await Planner.open(target, shared(system_prompt_tokens=0), facts, seed=1, base_dir=Path())
-        rounds.append(await drive(target, bare.plan("r3")))
+        rounds.append(await drive(target, bare.plan("r3", "a1")))
     for got in rounds:
         assert "cached" not in got.discarded
         assert all(r.ok and r.prompt_tokens == r.prompt_tokens_planned for r in got.records)
@@ -94,7 +94,7 @@ async def test_what_every_chat_begins_with_is_no_warm_start() -> None:
     async with ScriptedServer(template_tokens=tuple(range(900000, 900020))).running() as server:
         target = Target(server.base_url, api="chat")
         planner = await Planner.open(target, shared(), await probe(target), seed=1, base_dir=Path())
-        first, again = [await drive(target, planner.plan(key)) for key in ("r1", "r1")]
+        first, again = [await drive(target, planner.plan(key, "a1")) for key in ("r1", "r1")]
     assert min(r.cached_tokens or 0 for r in first.records) == 16
     assert "cached" not in first.discarded
     assert "cached" in again.discarded
@@ -105,7 +105,7 @@ async def test_no_chat_template_falls_back_with_a_label() -> None:
         target = Target(server.base_url, api="chat")
         facts = await probe(target)
         planner = await Planner.open(target, shared(), facts, seed=1, base_dir=Path())
-        got = await drive(target, planner.plan("r1"))
+        got = await drive(target, planner.plan("r1", "a1"))
     assert facts.label == "completions instead of chat: no chat template"
     assert facts.label in planner.labels
     assert all(r.ok for r in got.records)
@@ -267,7 +267,7 @@ async def test_every_ready_load_can_be_driven(name: str) -> None:
         target = Target(server.base_url, api=workload.api)
         planner = await Planner.open(target, workload, await probe(target), seed=1, base_dir=folder)
         warm = await asyncio.wait_for(drive(target, planner.warm_up("w")), 60)
-        got = await asyncio.wait_for(drive(target, planner.plan("r1")), 60)
+        got = await asyncio.wait_for(drive(target, planner.plan("r1", "a1")), 60)
     assert all(r.ok for r in warm.records)
     assert [r.error for r in got.records if r.error] == []
     assert sum(r.phase == "measured" for r in got.records) >= 12

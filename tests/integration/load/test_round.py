@@ -57,7 +57,7 @@ async def one_round(
     server: ScriptedServer, workload: AnyWorkload, api: Api = "completions", **how: Any
 ) -> RoundObservation:
     target, planner = await planner_for(server, workload, api)
-    return await asyncio.wait_for(drive(target, planner.plan("r1"), **how), 30)
+    return await asyncio.wait_for(drive(target, planner.plan("r1", "a1"), **how), 30)
 
 
 def in_rounds(behave: Callable[[ScriptedServer, Asked], Any]) -> Callable[[ScriptedServer, Asked], Any]:
@@ -87,7 +87,7 @@ async def test_a_closed_loop_begins_with_a_burst_and_goes_on_without_a_drain(
         target = reach(server)
         planner = await Planner.open(target, shared(6, 30), await probe(target), seed=1, base_dir=Path())
         server.asked.clear()
-        got = await drive(target, planner.plan("r1"))
+        got = await drive(target, planner.plan("r1", "a1"))
         assert server.proxied == 0 or target.base == "http://model.example.org"
     assert counts(got), got.discarded
     assert [r.phase for r in got.records] == ["cold"] * 6 + ["measured"] * 30
@@ -115,8 +115,8 @@ async def test_the_same_key_again_is_discarded_and_three_keys_agree() -> None:
 
     async with ScriptedServer(behave).running() as server:
         target, planner = await planner_for(server, shared(4, 12))
-        rounds = [await drive(target, planner.plan(f"r{i}")) for i in range(3)]
-        again = await drive(target, planner.plan("r1"))
+        rounds = [await drive(target, planner.plan(f"r{i}", "a1")) for i in range(3)]
+        again = await drive(target, planner.plan("r1", "a1"))
     assert all(counts(r) for r in rounds)
     for got in rounds:
         # One request of each burst computes the prompt, the others of it find its blocks.
@@ -129,8 +129,8 @@ async def test_the_same_key_again_is_discarded_and_three_keys_agree() -> None:
 async def test_a_server_that_does_not_say_what_was_cached_is_not_accused() -> None:
     async with ScriptedServer(reports_cached=False).running() as server:
         target, planner = await planner_for(server, shared())
-        await drive(target, planner.plan("r1"))
-        got = await drive(target, planner.plan("r1"))
+        await drive(target, planner.plan("r1", "a1"))
+        got = await drive(target, planner.plan("r1", "a1"))
     assert counts(got), got.discarded
     assert all(r.cached_tokens is None for r in got.records)
 
@@ -149,7 +149,7 @@ async def test_slow_first_requests_end_in_the_warm_up() -> None:
         assert next(slow, None) is None
         assert {r.phase for r in warm.records} == {"warmup"}
         assert {r.prompt_tokens for r in warm.records} == {60}
-        got = await drive(target, planner.plan("r1"))
+        got = await drive(target, planner.plan("r1", "a1"))
     assert counts(got), got.discarded
 
 
@@ -235,7 +235,7 @@ async def test_every_way_to_fail_is_a_failure(
         target = reach(server)
         planner = await Planner.open(target, shared(4, 26), await probe(target), seed=1, base_dir=Path())
         server.asked.clear()
-        got = await asyncio.wait_for(drive(target, planner.plan("r1")), 30)
+        got = await asyncio.wait_for(drive(target, planner.plan("r1", "a1")), 30)
     failed = [r for r in got.records if not r.ok]
     assert [r.error_code for r in failed] == [code]
     assert failed[0].ttft_ms is None
@@ -272,7 +272,7 @@ async def test_the_form_of_the_stream_does_not_matter(
     async with ScriptedServer(in_rounds(lambda s, a: shape(stream(s, a)))).running() as server:
         target = reach(server)
         planner = await Planner.open(target, shared(3, 9), await probe(target), seed=1, base_dir=Path())
-        got = await asyncio.wait_for(drive(target, planner.plan("r1")), 30)
+        got = await asyncio.wait_for(drive(target, planner.plan("r1", "a1")), 30)
     assert [r.error for r in got.records if r.error] == [], name
     assert all(r.deltas == r.output_tokens == r.output_tokens_planned for r in got.records)
 
@@ -312,7 +312,7 @@ async def test_a_request_that_takes_too_long_is_a_timeout(reach: Callable[[Scrip
         planner = await Planner.open(patient, shared(2, 18), await probe(patient), seed=1, base_dir=Path())
         server.asked.clear()
         target = Target(patient.base_url, request_timeout_s=0.4)
-        got = await asyncio.wait_for(drive(target, planner.plan("r1")), 20)
+        got = await asyncio.wait_for(drive(target, planner.plan("r1", "a1")), 20)
     assert [r.error_code for r in got.records if not r.ok] == ["timeout"]
     assert len(got.records) == 20
 
@@ -347,7 +347,7 @@ async def test_an_open_loop_keeps_its_times_whatever_the_server_does() -> None:
     async with ScriptedServer(in_rounds(behave)).running() as server:
         workload = shared(requests=30, concurrency=None, rate=100.0, output_tokens=1)
         target, planner = await planner_for(server, workload)
-        plan = planner.plan("r1")
+        plan = planner.plan("r1", "a1")
         got = await drive(target, plan)
         assert server.max_in_flight > 15
     due = [plan.lead.request(i).at_s or 0.0 for i in range(31)]
@@ -443,7 +443,7 @@ async def test_a_reply_without_end_is_given_up_and_the_round_goes_on(
         target = reach(server)
         planner = await Planner.open(target, shared(4, 30), await probe(target), seed=1, base_dir=Path())
         server.asked.clear()
-        got = await asyncio.wait_for(drive(target, planner.plan("r1")), 25)
+        got = await asyncio.wait_for(drive(target, planner.plan("r1", "a1")), 25)
     failed = [r for r in got.records if not r.ok]
     assert [r.error_code for r in failed] == ["stream_error"]
     assert "longer than any answer" in (failed[0].error or "")
@@ -470,7 +470,7 @@ async def test_too_many_failures_end_the_round_early() -> None:
 async def test_nobody_listens() -> None:
     async with ScriptedServer().running() as server:
         target, planner = await planner_for(server, shared(4, 40))
-    got = await asyncio.wait_for(drive(target, planner.plan("r1")), 10)
+    got = await asyncio.wait_for(drive(target, planner.plan("r1", "a1")), 10)
     assert got.records[0].error_code == "refused"
     assert not any(r.ok for r in got.records)
     assert "refused" in got.discarded
@@ -491,7 +491,7 @@ async def test_connections_that_the_server_closed_meanwhile_are_no_failures() ->
 async def test_cancelling_closes_every_connection() -> None:
     async with ScriptedServer(in_rounds(lambda s, a: stream(s, a, ttft_s=20.0))).running() as server:
         target, planner = await planner_for(server, shared(5, 30))
-        task = asyncio.create_task(drive(target, planner.plan("r1")))
+        task = asyncio.create_task(drive(target, planner.plan("r1", "a1")))
         while server.in_flight < 5:
             await asyncio.sleep(0.01)
         task.cancel()
@@ -528,7 +528,7 @@ async def test_a_bug_in_a_plan_is_raised_and_does_not_hang(arrival: dict[str, An
 
     async with ScriptedServer().running() as server:
         target, planner = await planner_for(server, shared(**{"requests": 10, **arrival}))
-        made = planner.plan("r1")
+        made = planner.plan("r1", "a1")
         broken = replace(made, arrivals=(replace(made.lead, request=request),))
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(drive(target, broken), 20)

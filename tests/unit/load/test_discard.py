@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tuner.domain.observation import RequestRecord
-from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
 from tuner.load.discard import discard_code, discard_reason, warm_start
+from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
 
 PLAN = RoundPlan("k", "/v1/completions", (Arrivals(lambda i: PlannedRequest(b"", 1, 1), 1, 1),))
 WARM_UP = RoundPlan("k", "/v1/completions", PLAN.arrivals, phase="warmup", must_start_cold=False)

@@ -98,8 +98,17 @@ def first_requests(arrivals: Arrivals, endless: int = 12) -> list[PlannedRequest
     return [arrivals.request(i) for i in range(endless if arrivals.count is None else arrivals.count)]
 
 
-def everything(load: Load, key: str) -> list[PlannedRequest]:
-    return [r for arrivals in load.arrivals(key) for r in first_requests(arrivals)]
+def everything(load: Load, content_key: str, arrivals_key: str = "a1") -> list[PlannedRequest]:
+    return [r for arrivals in load.arrivals(content_key, arrivals_key) for r in first_requests(arrivals)]
+
+
+def shape(requests: list[PlannedRequest]) -> list[tuple[Any, ...]]:
+    """All of a request but its content."""
+    return [(r.prompt_tokens, r.output_tokens, r.group, r.prefix, r.at_s) for r in requests]
+
+
+def beginnings(requests: list[PlannedRequest], prompter: Prompter) -> set[tuple[Any, ...]]:
+    return {tuple(prompt_tokens(r.body, prompter)[:8]) for r in requests}
 
 
 def prompt_tokens(body: bytes, prompter: Prompter) -> list[Any]:
@@ -124,15 +133,39 @@ def test_lengths_are_exact(tmp_path: Path) -> None:
                 assert body["ignore_eos"] is True
 
 
-def test_the_same_key_gives_the_same_bytes_and_another_key_other_content(tmp_path: Path) -> None:
+def test_equal_seeds_and_keys_give_equal_bytes(tmp_path: Path) -> None:
     for workload, prompter in loads(tmp_path):
         one, again = (make_load(workload, prompter, 7, tmp_path) for _ in range(2))
         assert everything(one, "r1") == everything(again, "r1")
         assert everything(one, "r1") != everything(make_load(workload, prompter, 8, tmp_path), "r1")
-        beginnings = [
-            {tuple(prompt_tokens(r.body, prompter)[:8]) for r in everything(one, key)} for key in ("r1", "r2")
-        ]
-        assert not beginnings[0] & beginnings[1]
+
+
+def test_rounds_of_one_arrivals_key_differ_in_content_alone(tmp_path: Path) -> None:
+    for workload, prompter in loads(tmp_path):
+        load = make_load(workload, prompter, 7, tmp_path)
+        one, two = everything(load, "r1", "a1"), everything(load, "r2", "a1")
+        assert shape(one) == shape(two)
+        assert not beginnings(one, prompter) & beginnings(two, prompter)
+
+
+@pytest.mark.parametrize("workload", [SHARED, OPEN, MIXED], ids=["closed", "open", "mixed"])
+def test_rounds_of_one_content_key_differ_in_lengths_and_times(workload: AnyWorkload) -> None:
+    load = make_load(workload, IDS, 7, Path())
+    one, two = everything(load, "r1", "a1"), everything(load, "r1", "a2")
+    assert shape(one) != shape(two)
+    assert beginnings(one[:1], IDS) == beginnings(two[:1], IDS)
+
+
+def test_times_by_rate_come_from_the_arrivals_key(tmp_path: Path) -> None:
+    rated = {"concurrency": None, "rate": 10.0}
+    for workload, prompter in [
+        (OPEN, IDS),
+        (trace_file(tmp_path).model_copy(update=rated), IDS),
+        (prompts_file(tmp_path, **rated), CHAT),
+    ]:
+        load = make_load(workload, prompter, 7, tmp_path)
+        dues = [[r.at_s for r in everything(load, *keys)] for keys in (("r1", "a1"), ("r2", "a1"), ("r1", "a2"))]
+        assert dues[0] == dues[1] != dues[2]
 
 
 def test_no_two_requests_of_a_round_are_alike(tmp_path: Path) -> None:
@@ -148,16 +181,15 @@ def test_the_warm_up_has_nothing_in_common_with_a_round(tmp_path: Path) -> None:
         requests = first_requests(warm)
         assert warm.concurrency == len(requests)
         assert len(requests) >= workload.peak_concurrency
-        firsts = {tuple(prompt_tokens(r.body, prompter)[:8]) for r in requests}
-        assert not firsts & {tuple(prompt_tokens(r.body, prompter)[:8]) for r in everything(load, "r1")}
+        assert not beginnings(requests, prompter) & beginnings(everything(load, "r1"), prompter)
         longest = load.longest_tokens()
         if longest is not None:
             assert max((r.prompt_tokens or 0) + (r.output_tokens or 0) for r in requests) == longest
 
 
-def test_rounds_have_the_same_lengths_in_another_order() -> None:
+def test_cycles_have_the_same_lengths_in_another_order() -> None:
     load = make_load(SHARED, IDS, 7, Path())
-    one, two = (everything(load, key) for key in ("r1", "r2"))
+    one, two = (everything(load, "r1", key) for key in ("a1", "a2"))
     assert [r.output_tokens for r in one] != [r.output_tokens for r in two]
     assert Counter(r.output_tokens for r in one[8:]) == Counter(r.output_tokens for r in two[8:])
     assert Counter(r.prompt_tokens for r in one[8:]) == Counter(r.prompt_tokens for r in two[8:])
@@ -165,14 +197,14 @@ def test_rounds_have_the_same_lengths_in_another_order() -> None:
 
 
 def test_a_closed_loop_begins_with_a_burst() -> None:
-    (arrivals,) = make_load(SHARED, IDS, 7, Path()).arrivals("r1")
+    (arrivals,) = make_load(SHARED, IDS, 7, Path()).arrivals("r1", "a1")
     assert (arrivals.count, arrivals.concurrency, arrivals.cold) == (48, 8, 8)
     prefixes = {tuple(json.loads(r.body)["prompt"][:64]) for r in first_requests(arrivals)}
     assert len(prefixes) == 1
 
 
 def test_an_open_loop_visits_every_prompt_and_measures_as_many_as_asked() -> None:
-    (arrivals,) = make_load(OPEN, IDS, 7, Path()).arrivals("r1")
+    (arrivals,) = make_load(OPEN, IDS, 7, Path()).arrivals("r1", "a1")
     requests = first_requests(arrivals)
     assert arrivals.concurrency is None
     assert arrivals.firsts_are_cold
@@ -184,12 +216,12 @@ def test_an_open_loop_visits_every_prompt_and_measures_as_many_as_asked() -> Non
 
 def test_an_open_loop_that_shares_nothing_has_no_cold_part() -> None:
     workload = SharedPrefixWorkload(system_prompt_tokens=0, user_prompt_tokens=9, output_tokens=1, rate=5, requests=20)
-    (arrivals,) = make_load(workload, IDS, 7, Path()).arrivals("r1")
+    (arrivals,) = make_load(workload, IDS, 7, Path()).arrivals("r1", "a1")
     assert arrivals.count == 20
 
 
 def test_a_mixed_load_keeps_proportions_and_tenants_take_turns() -> None:
-    lead, visitor, side, drip = make_load(MIXED, IDS, 7, Path()).arrivals("r1")
+    lead, visitor, side, drip = make_load(MIXED, IDS, 7, Path()).arrivals("r1", "a1")
     requests = first_requests(lead)
     assert Counter(r.group for r in requests[4:]) == {"chat": 27, "document": 3}
     assert Counter(r.group for r in requests[:4])["chat"] >= 3
@@ -219,7 +251,7 @@ def test_two_classes_of_one_name_are_refused() -> None:
 
 @pytest.mark.parametrize("prompter", [IDS, TEXT])
 def test_equal_hash_ids_are_equal_blocks(tmp_path: Path, prompter: Prompter) -> None:
-    (arrivals,) = make_load(trace_file(tmp_path), prompter, 7, tmp_path).arrivals("r1")
+    (arrivals,) = make_load(trace_file(tmp_path), prompter, 7, tmp_path).arrivals("r1", "a1")
     requests = first_requests(arrivals)
     prompts = [prompt_tokens(r.body, prompter) for r in requests]
     assert len({tuple(p[:64]) for p in prompts}) == 1
@@ -239,11 +271,11 @@ def test_a_part_of_a_block_is_its_beginning() -> None:
 
 def test_a_trace_can_be_played_faster_by_rate_or_closed(tmp_path: Path) -> None:
     base = trace_file(tmp_path)
-    (fast,) = make_load(base.model_copy(update={"speed": 2.0}), IDS, 7, tmp_path).arrivals("r1")
+    (fast,) = make_load(base.model_copy(update={"speed": 2.0}), IDS, 7, tmp_path).arrivals("r1", "a1")
     assert fast.request(2).at_s == pytest.approx(0.01)
-    (closed,) = make_load(base.model_copy(update={"concurrency": 4}), IDS, 7, tmp_path).arrivals("r1")
+    (closed,) = make_load(base.model_copy(update={"concurrency": 4}), IDS, 7, tmp_path).arrivals("r1", "a1")
     assert (closed.count, closed.cold, closed.concurrency) == (19, 4, 4)
-    (rated,) = make_load(base.model_copy(update={"rate": 1000.0}), IDS, 7, tmp_path).arrivals("r1")
+    (rated,) = make_load(base.model_copy(update={"rate": 1000.0}), IDS, 7, tmp_path).arrivals("r1", "a1")
     assert 0 < (rated.request(1).at_s or 0) < 0.05
 
 
@@ -286,7 +318,7 @@ def test_missing_and_empty_files_are_named(tmp_path: Path) -> None:
 
 
 def test_prompts_keep_what_they_say_behind_a_tag(tmp_path: Path) -> None:
-    (arrivals,) = make_load(prompts_file(tmp_path, output_tokens=(3, 5)), CHAT, 7, tmp_path).arrivals("r1")
+    (arrivals,) = make_load(prompts_file(tmp_path, output_tokens=(3, 5)), CHAT, 7, tmp_path).arrivals("r1", "a1")
     bodies = [json.loads(r.body) for r in first_requests(arrivals)]
     assert len(bodies) == 11
     tag = bodies[0]["messages"][0]["content"].removesuffix("be 0")
@@ -301,7 +333,7 @@ def test_prompts_keep_what_they_say_behind_a_tag(tmp_path: Path) -> None:
 
 def test_prompts_by_rate_measure_as_many_as_asked(tmp_path: Path) -> None:
     workload = prompts_file(tmp_path, concurrency=None, rate=10.0, requests=13)
-    (arrivals,) = make_load(workload, CHAT, 7, tmp_path).arrivals("r1")
+    (arrivals,) = make_load(workload, CHAT, 7, tmp_path).arrivals("r1", "a1")
     requests = first_requests(arrivals)
     assert len(requests) - len({r.prefix for r in requests}) == 13
 
@@ -321,7 +353,7 @@ def test_a_body_without_a_prompt_is_named(tmp_path: Path, line: str) -> None:
         make_load(PromptsWorkload(path="p.jsonl", requests=1, concurrency=1), TEXT, 1, tmp_path)
 
 
-def test_bodies_of_the_other_kind_are_refused_with_the_mend(tmp_path: Path) -> None:
+def test_bodies_of_the_other_kind_are_refused_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(UsageError) as caught:
         make_load(prompts_file(tmp_path, api="completions"), TEXT, 1, tmp_path)
     assert caught.value.hint == "Set workload.api to chat."
@@ -333,11 +365,11 @@ def test_ready_profiles_make_a_round_that_fits_their_model(name: str) -> None:
     profile = Profile.model_validate(yaml.safe_load((folder / f"{name}.yaml").read_text()))
     prompter = CHAT if profile.workload.api == "chat" else IDS
     load = make_load(profile.workload, prompter, 0, folder)
-    lead = load.arrivals("r1")[0]
+    lead = load.arrivals("r1", "a1")[0]
     assert lead.count is not None
     assert lead.count >= profile.workload.requests
     longest = load.longest_tokens()
     limit = profile.engine.args["max_model_len"]
     assert isinstance(limit, int)
     assert longest is None or longest <= limit
-    assert sum(1 for _ in islice((r for a in load.arrivals("r1") for r in first_requests(a)), 40)) == 40
+    assert sum(1 for _ in islice((r for a in load.arrivals("r1", "a1") for r in first_requests(a)), 40)) == 40

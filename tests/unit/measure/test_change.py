@@ -21,12 +21,6 @@ def test_the_change_is_between_medians() -> None:
     assert found.change == pytest.approx(20 / 11 - 1)
 
 
-def test_void_rounds_count_for_nothing() -> None:
-    void = Measurement(request_throughput=1.0, void="warm cache")
-    found = relative_change([*_rounds(10, 11, 12), void], [void, *_rounds(10, 11, 12)], "request_throughput")
-    assert (found.baseline, found.now, found.change) == (11, 11, 0)
-
-
 @pytest.mark.parametrize(("before", "after", "side"), [([], [1.0], "baseline"), ([1.0], [], "new side")])
 def test_a_side_without_the_metric_gives_no_change_but_a_reason(before, after, side: str) -> None:
     found = relative_change(_rounds(*before), _rounds(*after), "request_throughput")

@@ -17,7 +17,7 @@ def test_alike_peaks_do_not_discriminate() -> None:
 
 
 @pytest.mark.parametrize(
-    "trials",
+    "settings",
     [
         [_used(a=72_000), _used(a=60_000)],
         [_used(a=72_000, b=72_000), _used(a=72_000, b=50_000)],
@@ -27,8 +27,8 @@ def test_alike_peaks_do_not_discriminate() -> None:
         [Measurement(memory=Memory(source="unavailable", reason="no NVML")) for _ in range(3)],
     ],
 )
-def test_peaks_that_differ_or_say_nothing_are_left_alone(trials: list[Measurement]) -> None:
-    assert memory_note(trials) is None
+def test_peaks_that_differ_or_say_nothing_are_left_alone(settings: list[Measurement]) -> None:
+    assert memory_note(settings) is None
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from tuner.domain.observation import CounterDelta, MemoryBreakdown, MemorySample
 NULLABLE = [
     name
     for name, field in Measurement.model_fields.items()
-    if field.default is None and name not in ("void", "failed_requests", "requests", "oom_events")
+    if field.default is None and name not in ("failed_requests", "requests", "oom_events")
 ]
 
 
@@ -215,17 +215,11 @@ def test_memory_without_samples_is_null_with_a_reason(make, reason: str) -> None
     assert found.unmeasured["gpu_utilization"]
 
 
-def test_a_void_round_says_so_and_keeps_its_numbers(make) -> None:
-    found = make.measure(make.observe([make.request(0, 80.0)], void="the first request found 2048 tokens cached"))
-    assert found.void == "the first request found 2048 tokens cached"
-    assert found.ttft_ms.n == 1
-
-
-def test_a_round_limited_by_its_client_is_void(make) -> None:
-    observation = make.observe([make.request(0, 80.0)])
+def test_a_discarded_round_keeps_its_numbers(make) -> None:
+    observation = make.observe([make.request(0, 80.0)], discarded="the loop lagged 200 ms")
     observation.client.limited, observation.client.limited_reason = True, "the loop lagged 200 ms"
     found = make.measure(observation)
-    assert "200 ms" in found.void
+    assert found.ttft_ms.n == 1
     assert found.client.limited_reason == "the loop lagged 200 ms"
 
 

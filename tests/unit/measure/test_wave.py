@@ -24,7 +24,7 @@ def closed_loop(make, lengths: list[int], *, concurrency: int = 16, jitter: floa
     return make.observe(records, concurrency=concurrency)
 
 
-def test_equal_outputs_run_in_a_wave_and_the_mend_is_named(make) -> None:
+def test_equal_outputs_run_in_a_wave_and_the_hint_is_given(make) -> None:
     note = wave_warning(closed_loop(make, [16] * 200))
     assert note is not None
     assert "waves" in note

@@ -14,8 +14,11 @@ class Load(Protocol):
     label: str
     """What the reader of the numbers has to know, '' for nothing."""
 
-    def arrivals(self, key: str) -> tuple[Arrivals, ...]:
-        """A round's; new content for every key, the leading process first."""
+    def arrivals(self, content_key: str, arrivals_key: str) -> tuple[Arrivals, ...]:
+        """A round's, the leading process first.
+
+        Lengths, order and times come from `arrivals_key`, the content of prompts from `content_key`.
+        """
         ...
 
     def warm_up(self, key: str) -> tuple[Arrivals, ...]:

@@ -31,13 +31,16 @@ class MixedLoad:
         numbers = count()
         self._prefixes = {(c.name, t): next(numbers) for c in workload.classes for t in range(c.tenants)}
 
-    def arrivals(self, key: str) -> tuple[Arrivals, ...]:
-        return (self._lead(key), *(self._own(key, c) for c in self._beside))
+    def arrivals(self, content_key: str, arrivals_key: str) -> tuple[Arrivals, ...]:
+        return (
+            self._lead(content_key, arrivals_key),
+            *(self._own(content_key, arrivals_key, c) for c in self._beside),
+        )
 
-    def _lead(self, key: str) -> Arrivals:
+    def _lead(self, content_key: str, arrivals_key: str) -> Arrivals:
         workload = self._workload
         classes = self._sharing
-        rng = generator(self._seed, key, "lengths")
+        rng = generator(self._seed, arrivals_key, "lengths")
         weights = [c.weight for c in classes]
         firsts = sum(c.tenants for c in classes if c.system_prompt_tokens[1])
         cold = workload.concurrency if workload.concurrency is not None else firsts
@@ -48,10 +51,11 @@ class MixedLoad:
         users_outputs = [pair for part in lengths for pair in part]
         dues: list[float | None] = [None] * len(picks)
         if workload.rate is not None:
-            dues = [*due_times_s(generator(self._seed, key, "times"), workload.rate, workload.burstiness, len(picks))]
+            times = generator(self._seed, arrivals_key, "times")
+            dues = [*due_times_s(times, workload.rate, workload.burstiness, len(picks))]
         visits = [0] * len(classes)
-        content = generator(self._seed, key, "users")
-        systems = {c.name: self._systems(key, c) for c in classes}
+        content = generator(self._seed, content_key, "users")
+        systems = {c.name: self._systems(content_key, arrivals_key, c) for c in classes}
         requests: list[PlannedRequest] = []
         for pick, (user, output), due in zip(picks, users_outputs, dues, strict=True):
             cls = classes[pick]
@@ -70,14 +74,15 @@ class MixedLoad:
         outputs = [iter(spread(rng, c.output_tokens, n)) for c, n in zip(classes, totals, strict=True)]
         return [(next(users[i]), next(outputs[i])) for i in picks]
 
-    def _own(self, key: str, cls: WorkloadClass) -> Arrivals:
+    def _own(self, content_key: str, arrivals_key: str, cls: WorkloadClass) -> Arrivals:
         """Endless: a closed loop, a rate, or a visit every so often."""
-        systems = self._systems(key, cls)
-        starts = generator(self._seed, key, cls.name, "lengths").random(2)
+        systems = self._systems(content_key, arrivals_key, cls)
+        starts = generator(self._seed, arrivals_key, cls.name, "lengths").random(2)
         dues: list[float] = []
         due_source = None
         if cls.rate is not None:
-            due_source = endless_due_s(generator(self._seed, key, cls.name, "times"), cls.rate, cls.burstiness)
+            times = generator(self._seed, arrivals_key, cls.name, "times")
+            due_source = endless_due_s(times, cls.rate, cls.burstiness)
 
         def request(i: int) -> PlannedRequest:
             due: float | None = None
@@ -89,7 +94,7 @@ class MixedLoad:
                 due = dues[i]
             user = endless_spread(float(starts[0]), cls.user_prompt_tokens, i)
             output = endless_spread(float(starts[1]), cls.output_tokens, i)
-            text = self._prompter.draw(generator(self._seed, key, cls.name, "user", i), user)
+            text = self._prompter.draw(generator(self._seed, content_key, cls.name, "user", i), user)
             return self._request(cls, systems[i % cls.tenants], i % cls.tenants, text, output, due)
 
         return Arrivals(
@@ -125,10 +130,12 @@ class MixedLoad:
             for c in self._workload.classes
         )
 
-    def _systems(self, key: str, cls: WorkloadClass) -> list[Text]:
-        lengths = spread(generator(self._seed, key, cls.name, "systems"), cls.system_prompt_tokens, cls.tenants)
+    def _systems(self, content_key: str, arrivals_key: str, cls: WorkloadClass) -> list[Text]:
+        rng = generator(self._seed, arrivals_key, cls.name, "systems")
+        lengths = spread(rng, cls.system_prompt_tokens, cls.tenants)
         return [
-            self._prompter.draw(generator(self._seed, key, cls.name, "system", t), n) for t, n in enumerate(lengths)
+            self._prompter.draw(generator(self._seed, content_key, cls.name, "system", t), n)
+            for t, n in enumerate(lengths)
         ]
 
     def _request(

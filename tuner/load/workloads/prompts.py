@@ -38,18 +38,19 @@ class PromptsLoad:
         openings = Counter(_opening(body) for body in self._bodies)
         self._openings = [text for text, n in openings.items() if n > 1 and text]
 
-    def arrivals(self, key: str) -> tuple[Arrivals, ...]:
+    def arrivals(self, content_key: str, arrivals_key: str) -> tuple[Arrivals, ...]:
         workload = self._workload
         passes = workload.requests // len(self._bodies) + 2
         cold = workload.concurrency if workload.concurrency is not None else len(self._openings) * passes
         total = cold + workload.requests
         outputs = None
         if workload.output_tokens is not None:
-            outputs = spread(generator(self._seed, key, "lengths"), workload.output_tokens, total)
+            outputs = spread(generator(self._seed, arrivals_key, "lengths"), workload.output_tokens, total)
         dues: list[float | None] = [None] * total
         if workload.rate is not None:
-            dues = [*due_times_s(generator(self._seed, key, "times"), workload.rate, workload.burstiness, total)]
-        requests = [self._request(key, i, outputs[i] if outputs else None, dues[i]) for i in range(total)]
+            times = generator(self._seed, arrivals_key, "times")
+            dues = [*due_times_s(times, workload.rate, workload.burstiness, total)]
+        requests = [self._request(content_key, i, outputs[i] if outputs else None, dues[i]) for i in range(total)]
         if workload.open_loop:
             requests = until_measured(requests, workload.requests)
         return (Arrivals.of(requests, workload.concurrency),)

@@ -19,11 +19,11 @@ class SharedPrefixLoad:
         self._prompter = prompter
         self._seed = seed
 
-    def arrivals(self, key: str) -> tuple[Arrivals, ...]:
+    def arrivals(self, content_key: str, arrivals_key: str) -> tuple[Arrivals, ...]:
         workload = self._workload
-        rng = generator(self._seed, key, "lengths")
+        rng = generator(self._seed, arrivals_key, "lengths")
         cold = workload.concurrency if workload.concurrency is not None else workload.system_prompts
-        systems = self._systems(key, spread(rng, workload.system_prompt_tokens, workload.system_prompts))
+        systems = self._systems(content_key, spread(rng, workload.system_prompt_tokens, workload.system_prompts))
         # The burst and the measured part each cover their ranges evenly.
         users = [n for part in (cold, workload.requests) for n in spread(rng, workload.user_prompt_tokens, part)]
         outputs = [n for part in (cold, workload.requests) for n in spread(rng, workload.output_tokens, part)]
@@ -32,12 +32,13 @@ class SharedPrefixLoad:
             dues: list[float | None] = [None] * total
             visits = deal(rng, [1.0] * len(systems), total)
         else:
-            dues = [*due_times_s(generator(self._seed, key, "times"), workload.rate, workload.burstiness, total)]
+            times = generator(self._seed, arrivals_key, "times")
+            dues = [*due_times_s(times, workload.rate, workload.burstiness, total)]
             # Each prompt is visited, so that exactly its first visit is cold and `requests` are measured.
             visits = [*range(len(systems)), *deal(rng, [1.0] * len(systems), total - len(systems))]
             if len(systems) > 1:
                 rng.shuffle(visits)
-        content = generator(self._seed, key, "users")
+        content = generator(self._seed, content_key, "users")
         requests = [
             self._request(systems, visit, self._prompter.draw(content, user), output, due)
             for visit, user, output, due in zip(visits, users, outputs, dues, strict=True)

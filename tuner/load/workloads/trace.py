@@ -43,18 +43,19 @@ class TraceLoad:
         shared = Counter(line.hash_ids[0] for line in self._lines if line.hash_ids)
         self._shared = {hash_id for hash_id, n in shared.items() if n > 1}
 
-    def arrivals(self, key: str) -> tuple[Arrivals, ...]:
+    def arrivals(self, content_key: str, arrivals_key: str) -> tuple[Arrivals, ...]:
         workload = self._workload
         lines = self._lines
         dues: list[float | None] = [line.at_s for line in lines]
         if workload.concurrency is not None:
             dues = [None] * len(lines)
         elif workload.rate is not None:
-            times = generator(self._seed, key, "times")
+            times = generator(self._seed, arrivals_key, "times")
             dues = [*due_times_s(times, workload.rate, workload.burstiness, len(lines))]
         blocks: dict[int, Text] = {}
         requests = [
-            self._request(key, i, line, due, blocks) for i, (line, due) in enumerate(zip(lines, dues, strict=True))
+            self._request(content_key, i, line, due, blocks)
+            for i, (line, due) in enumerate(zip(lines, dues, strict=True))
         ]
         return (Arrivals.of(requests, workload.concurrency),)
 
