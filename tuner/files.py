@@ -6,7 +6,7 @@ import os
 import tempfile
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import orjson
 
@@ -116,10 +116,27 @@ def read_json(path: Path, *, schema: str | None = None) -> dict[str, Any]:
 
 
 def append_json_line(path: Path, value: Any) -> None:
-    """Append one line of JSON in a single write; the file only grows."""
+    """Append one line of JSON in a single write; a last line that was cut off by a kill is removed before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
+    with path.open("a+b") as file:
+        _heal_last_line(file)
         file.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _heal_last_line(file: BinaryIO) -> None:
+    if file.seek(0, os.SEEK_END) == 0:
+        return
+    file.seek(-1, os.SEEK_END)
+    if file.read(1) == b"\n":
+        return
+    file.seek(0)
+    whole, newline, last = file.read().rpartition(b"\n")
+    try:
+        orjson.loads(last)
+    except orjson.JSONDecodeError:
+        file.truncate(len(whole) + len(newline))
+    else:
+        file.write(b"\n")
 
 
 def read_json_lines(path: Path) -> Iterable[dict[str, Any]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import FileFormatError
-from tuner.files import read_json, renew_json, write_whole
+from tuner.files import append_json_line, read_json, read_json_lines, renew_json, write_whole
 
 
 def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -73,3 +73,23 @@ def test_a_damaged_document_is_written_again(tmp_path: Path, damaged: bytes) -> 
     path.write_bytes(damaged)
     renew_json(path, {"value": 1})
     assert read_json(path) == {"value": 1}
+
+
+@pytest.mark.parametrize(
+    ("there", "kept"),
+    [
+        (b"", []),
+        (b'{"row": 1}\n', [1]),
+        (b'{"row": 1}\n{"row": 2, "val', [1]),
+        (b'{"row": 1}\n{"row": 2}', [1, 2]),
+        (b'{"ro', []),
+    ],
+    ids=["empty", "whole", "cut off", "without its newline", "nothing but cut off"],
+)
+def test_a_line_goes_behind_the_last_whole_one(tmp_path: Path, there: bytes, kept: list[int]) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(there)
+    assert [row["row"] for row in read_json_lines(path)] == kept
+    append_json_line(path, {"row": 9})
+    append_json_line(path, {"row": 10})
+    assert [row["row"] for row in read_json_lines(path)] == [*kept, 9, 10]

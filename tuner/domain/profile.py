@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
 
 from tuner.domain.base import Argument, Document
-from tuner.domain.setting import CHUNK_KNOB, Scalar
+from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
 from tuner.domain.measurement import Measurement, is_group_metric, metric, metric_names
 from tuner.domain.units import Duration
 from tuner.domain.workload import Workload
@@ -48,7 +48,7 @@ Environment = Annotated[dict[str, str], AfterValidator(_settable)]
 
 
 class EngineSpec(Document):
-    """How `vllm serve` is started for every candidate."""
+    """How `vllm serve` is started, whatever the setting."""
 
     args: dict[str, Scalar] = Field(default_factory=dict)
     """`vllm serve` options in snake case."""
@@ -65,7 +65,11 @@ _LARGEST = 1e15
 
 
 class KnobRange(Document):
-    """A numeric knob between `low` and `high`, both included."""
+    """A numeric knob between `low` and `high`, both included.
+
+    Every `step` is a value. Without one, 17 values are spread evenly over the range, or by ratio with `log`; chunk sizes
+    with `log` are two an octave, since they are refined later, and eight with `refine: false`.
+    """
 
     low: float
     high: float
@@ -79,9 +83,9 @@ class KnobRange(Document):
         if max(abs(self.low), abs(self.high)) > _LARGEST:
             raise ValueError(f"low and high are at most {_LARGEST:g}")
         if self.step is not None and self.step * _LARGEST < 1:
-            raise ValueError(f"step ({self.step:g}) has to be above 0; leave it out for any value between")
+            raise ValueError(f"step ({self.step:g}) has to be above 0; leave it out to spread values evenly")
         if self.log and self.step is not None:
-            raise ValueError("log and step do not go together (Optuna takes one of them)")
+            raise ValueError("log and step do not go together: give one of them")
         if self.log and self.low <= 0:
             raise ValueError("log needs low above 0")
         return self
@@ -89,21 +93,14 @@ class KnobRange(Document):
 
 KnobSpec = Annotated[list[Scalar], Field(min_length=1)] | KnobRange
 
-BUDGET_KNOBS = (
-    "max_cached_blocks",
-    "min_reuse_ratio",
-    "max_hold_ms",
-    "yield_chunk_tokens",
-    "merge_below",
-    "evict_above",
-)
-
 
 class Space(Document):
     """Knobs by vLLM's own names; unknown names are checked against the installed vLLM, not here."""
 
     knobs: dict[str, KnobSpec]
     reuse_budget: dict[str, KnobSpec] = Field(default_factory=dict)
+    refine: bool = True
+    """Whether chunk sizes between the listed ones are tried around the best."""
 
     @model_validator(mode="before")
     @classmethod
@@ -111,15 +108,16 @@ class Space(Document):
         if isinstance(value, dict) and "knobs" not in value:
             rest = dict(value)
             budget = rest.pop("reuse_budget", None)
-            return {"knobs": rest, "reuse_budget": {} if budget is None else budget}
+            refine = {"refine": rest.pop("refine")} if "refine" in rest else {}
+            return {"knobs": rest, "reuse_budget": {} if budget is None else budget, **refine}
         return value
 
     @model_validator(mode="after")
     def _known_budget(self) -> Space:
-        for name in self.reuse_budget:
-            if name not in BUDGET_KNOBS:
-                raise ValueError(f"reuse_budget has no knob {name!r}; it has {', '.join(BUDGET_KNOBS)}")
-            given = self.reuse_budget[name]
+        known = ReuseBudget.model_fields
+        for name, given in self.reuse_budget.items():
+            if name not in known:
+                raise ValueError(f"reuse_budget has no knob {name!r}; it has {', '.join(known)}")
             if isinstance(given, list) and any(isinstance(v, bool | str) for v in given):
                 raise ValueError(f"reuse_budget.{name} takes numbers; 0 turns it off")
         if not self.knobs and not self.reuse_budget:
@@ -241,10 +239,12 @@ class Objective(Document):
 
 
 class Budget(Document):
-    """When to stop searching: whichever comes first. Baseline, references and finals are on top of `trials`."""
+    """When to stop searching: whichever comes first."""
 
-    trials: PositiveInt | None = None
+    trials: PositiveInt = 64
+    """Most settings measured, refinement included; stock and the references come on top."""
     time: Duration | None = None
+    """Of the whole sweep, finals included; kept within the length of one start."""
 
 
 class Profile(Document):
@@ -260,13 +260,13 @@ class Profile(Document):
     engine: EngineSpec = EngineSpec()
     workload: Workload
     rounds: PositiveInt = 3
-    """Rounds of each trial; the median counts."""
+    """Least rounds of a setting before it may be eliminated, and of each setting in a final start."""
     space: Space
     references: list[ReferenceName] = Field(default_factory=lambda: list[ReferenceName](["stock"]))
-    """Measured beside the candidates, never the winner; `stock` is the baseline and always measured."""
+    """Measured beside the settings of the space and never the winner; `stock` always is, and may stay."""
     objective: Objective = Objective(minimize=["ttft_ms.p90"])
     constraints: list[ConstraintText] = Field(default_factory=list)
-    """Limits that a winner has to meet, over the medians of the rounds."""
+    """Limits that the frozen setting has to meet."""
     budget: Budget = Budget()
     regress_metrics: list[MetricName] = Field(default_factory=lambda: ["ttft_ms.p90", "request_throughput"])
     """Metrics that the nightly gate stands on."""

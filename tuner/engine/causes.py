@@ -25,6 +25,10 @@ CAUSES: Final[dict[str, Cause]] = {
         "Lower max_num_batched_tokens, max_num_seqs or gpu_memory_utilization: activations of a larger step "
         "need room beside the KV pool.",
     ),
+    "weights_too_large": Cause(
+        "the model's weights do not fit on these GPUs",
+        "Raise engine.args.tensor_parallel_size, take GPUs with more memory, or serve a quantized model.",
+    ),
     "no_free_memory": Cause(
         "the device has less free memory than the engine asks for",
         "Another process holds it (see nvidia-smi), or the last engine's memory has not come back yet: free it, "
@@ -81,6 +85,40 @@ CAUSES: Final[dict[str, Cause]] = {
         "the scheduler plug-in could not be loaded in the engine",
         "Leave reuse_budget out of the space, or install a vLLM version that the plug-in knows.",
     ),
+    "nccl_failed": Cause(
+        "the GPUs could not talk to one another (NCCL)",
+        "Set NCCL_DEBUG: INFO in engine.env and read the log; check /dev/shm, NVLink and the network interfaces.",
+    ),
+    "rendezvous_timeout": Cause(
+        "the engine's processes did not find one another in time",
+        "See the log of the process that is missing; check firewall rules, VLLM_HOST_IP and the host's load.",
+    ),
+    "shm_too_small": Cause(
+        "/dev/shm is full or too small",
+        "Start the container with --ipc=host or a larger --shm-size (Kubernetes: an emptyDir with medium Memory).",
+    ),
+    "disk_full": Cause(
+        "no space is left on a disk that the engine writes to",
+        "Free space, or point HF_HOME and VLLM_CACHE_ROOT in engine.env at a larger disk.",
+    ),
+    "driver_too_old": Cause(
+        "the NVIDIA driver is too old for this build of vLLM",
+        "Update the driver, or install a vLLM built for the driver's CUDA version (nvidia-smi shows it).",
+    ),
+    "device_busy": Cause(
+        "a GPU is busy or does not allow another process",
+        "See nvidia-smi for who uses it, and its compute mode (nvidia-smi -q -d COMPUTE; `-c DEFAULT` allows sharing).",
+    ),
+    "gpu_fault": Cause(
+        "a GPU reports a hardware error", "Take the GPU out of service: see `nvidia-smi -q -d ECC` and dmesg (Xid)."
+    ),
+    "memory_profiling_failed": Cause(
+        "another process freed GPU memory while the engine measured its own",
+        "Wait until other processes on these GPUs have ended, then run it again.",
+    ),
+    "bad_token": Cause(
+        "Hugging Face does not accept the token", "Set HF_TOKEN to a valid token, or unset it for a public model."
+    ),
     "startup_timeout": Cause(
         "the engine was not ready in time", "Raise engine.startup_timeout in the profile, or see what it waits for."
     ),
@@ -118,6 +156,42 @@ def _any(*patterns: str) -> re.Pattern[str]:
 
 
 SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    (
+        "bad_token",
+        _any(
+            r"invalid credentials in authorization header",
+            r"invalid user token",
+            r"user access token .* (?:is )?(?:invalid|expired)",
+            r"401 client error.*huggingface",
+        ),
+    ),
+    ("shm_too_small", _any(r"no space left on device.*(?:/dev/shm|psm_|shm)", r"unable to (?:write to|open) .*shm")),
+    ("disk_full", _any(r"no space left on device", r"\bENOSPC\b", r"disk quota exceeded")),
+    (
+        "driver_too_old",
+        _any(
+            r"NVIDIA driver on your system is too old",
+            r"CUDA driver version is insufficient",
+            r"unsupported display driver / cuda driver combination",
+            r"error 803\b",
+        ),
+    ),
+    ("gpu_fault", _any(r"uncorrectable ECC error", r"cudaErrorECCUncorrectable", r"GPU has fallen off the bus")),
+    (
+        "device_busy",
+        _any(
+            r"CUDA-capable device\(s\) is/are busy or unavailable",
+            r"cudaErrorDevicesUnavailable",
+            r"device is (?:busy|prohibited)",
+            r"compute mode .*(?:prohibited|exclusive)",
+        ),
+    ),
+    ("memory_profiling_failed", _any(r"error in memory profiling")),
+    (
+        "rendezvous_timeout",
+        _any(r"timed out after \d+ seconds waiting for clients", r"DistStoreError", r"DistNetworkError"),
+    ),
+    ("nccl_failed", _any(r"\bNCCL (?:error|WARN)", r"ncclUnhandledCudaError", r"ncclSystemError", r"ncclInternalError")),
     ("gated_model", _any(r"gated repo", r"GatedRepoError", r"access to model .* is restricted")),
     (
         "missing_tokenizer",
@@ -185,7 +259,6 @@ SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
             r"failed to infer device type",
             r"no CUDA GPUs are available",
             r"found no NVIDIA driver",
-            r"CUDA driver version is insufficient",
             r"not supported on .*compute capability",
             r"minimum capability: \d+",
         ),
@@ -195,6 +268,7 @@ SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         _any(
             r"world size \(?\d+\)? is larger than the number of available",
             r"device count .* less than .*world size",
+            r"local[_ ]rank \d+ is out of bounds",
         ),
     ),
     ("port_in_use", _any(r"address already in use", r"EADDRINUSE")),

@@ -24,6 +24,8 @@ _PYDANTIC = re.compile(
     re.DOTALL,
 )
 _LONGEST = 500
+_LOADING = re.compile(r"Starting to load model|Loading safetensors checkpoint shards|Loading weights")
+_LOADED = re.compile(r"Model loading took|Loading weights took")
 
 
 def cause(code: str, detail: str = "", *, hint: str | None = None) -> Diagnosis:
@@ -53,8 +55,7 @@ def diagnose(log_lines: Sequence[str], exit_code: int | None, *, phase: Phase) -
         lines = [line for line in lines if not line.process.startswith("(APIServer")]
     known = _known([str(e) for e in found]) or _known(_error_texts(lines))
     if known is not None:
-        under_load = phase == "load" and known.code == "cuda_oom"
-        return known.model_copy(update={"message": f"under load {known.message}"}) if under_load else known
+        return _memory_ran_out(known, lines, phase) if known.code == "cuda_oom" else known
     tail = last_words(log_lines)
     deepest = _readable(found[0]) if found else ""
     if phase == "load":
@@ -64,6 +65,17 @@ def diagnose(log_lines: Sequence[str], exit_code: int | None, *, phase: Phase) -
         return cause("engine_died", _how_it_ended(exit_code)).model_copy(update={"tail": tail})
     detail = _join(_how_it_ended(exit_code), deepest or (tail[-1] if tail else "it wrote nothing"))
     return cause("unknown", detail).model_copy(update={"tail": tail})
+
+
+def _memory_ran_out(known: Diagnosis, lines: Sequence[LogLine], phase: Phase) -> Diagnosis:
+    """Out of memory before the weights were loaded is no fault of the chunk size."""
+    if phase == "load":
+        return known.model_copy(update={"message": f"under load {known.message}"})
+    loading = any(_LOADING.search(line.text) for line in lines)
+    loaded = any(_LOADED.search(line.text) for line in lines)
+    if loading and not loaded:
+        return cause("weights_too_large", known.message.partition(": ")[2])
+    return known
 
 
 def _usage_error(lines: Sequence[LogLine]) -> Diagnosis | None:

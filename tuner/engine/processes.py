@@ -157,14 +157,10 @@ async def _until_gone(
 
 def _send(processes: Iterable[ProcessId], number: signal.Signals) -> None:
     for process in processes:
-        with contextlib.suppress(OSError):
-            handle = os.pidfd_open(process.pid)
-            try:
-                # With the handle open the pid cannot become somebody else's between the look and the signal.
-                if alive(process):
-                    signal.pidfd_send_signal(handle, number)
-            finally:
-                os.close(handle)
+        # Looked at again right before the signal: its pid may have gone to somebody else since it was listed.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if alive(process):
+                os.kill(process.pid, number)
 
 
 def _table() -> dict[int, _Stat]:

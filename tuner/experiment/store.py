@@ -1,7 +1,7 @@
-"""A study's folder: who writes which file, and how it is read again.
+"""An experiment's folder: who writes which file, and how it is read again.
 
-results/<study>/study.json, summary.json, frozen.json, journal.log
-results/<study>/trials/0007/trial.json, engine.log, round-1.requests.jsonl.gz, round-1.telemetry.jsonl.gz
+results/<study>/study.json, summary.json, frozen.json, journal.log, rounds.jsonl
+results/<study>/starts/0007/start.json, engine.log, round-1.requests.jsonl.gz, round-1.telemetry.jsonl.gz
 """
 
 from __future__ import annotations
@@ -9,36 +9,41 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 from pydantic import ValidationError
 
 from tuner.domain.base import Document
-from tuner.domain.experiment import STUDY_SCHEMA, SUMMARY_SCHEMA, TRIAL_SCHEMA, StudyFile, Summary, Trial
+from tuner.domain.experiment import START_SCHEMA, STUDY_SCHEMA, SUMMARY_SCHEMA
+from tuner.domain.experiment import Results, Round, Start, StudyFile, StudySummary
 from tuner.domain.observation import ClientStats, MemorySample, MemoryTimeline, RequestRecord, RoundObservation
 from tuner.errors import FileFormatError, UsageError
-from tuner.files import read_json, write_json, write_whole
+from tuner.files import append_json_line, read_json, read_json_lines, write_json, write_whole
 
 DocumentT = TypeVar("DocumentT", bound=Document)
+
+_EARLIER_SCHEMA: Final = "chunktune.study/1"
+KILLED: Final = "the run was stopped or killed during this start"
 
 
 @dataclass(frozen=True)
 class StudyRecord:
-    """A study as it lies on disk; trials by rising number."""
+    """A study as it lies on disk."""
 
     directory: Path
     study: StudyFile
-    trials: list[Trial]
-    summary: Summary | None
+    results: Results
+    summary: StudySummary | None
 
 
 @dataclass(frozen=True)
-class StudyDirectory:
-    """Paths of one study, and the only writer of its documents."""
+class Store:
+    """The folder of a study below `results/`, or of one run of `regress` or `compare`; the only writer of its starts
+    and rounds."""
 
     path: Path
 
@@ -59,6 +64,10 @@ class StudyDirectory:
         return self.path / "journal.log"
 
     @property
+    def rounds_file(self) -> Path:
+        return self.path / "rounds.jsonl"
+
+    @property
     def lock_file(self) -> Path:
         return self.path / ".lock"
 
@@ -67,65 +76,131 @@ class StudyDirectory:
         """Where running engines are recorded, so that leftovers of a killed run are found."""
         return self.path / ".running"
 
-    def trial_dir(self, number: int) -> Path:
-        return self.path / "trials" / f"{number:04d}"
+    def start_dir(self, number: int) -> Path:
+        return self.path / "starts" / f"{number:04d}"
 
-    def trial_file(self, number: int) -> Path:
-        return self.trial_dir(number) / "trial.json"
+    def start_file(self, number: int) -> Path:
+        return self.start_dir(number) / "start.json"
 
     def engine_log(self, number: int) -> Path:
-        return self.trial_dir(number) / "engine.log"
+        return self.start_dir(number) / "engine.log"
 
-    def numbers(self) -> list[int]:
-        """Numbers of the trials that have a folder, rising."""
-        folder = self.path / "trials"
-        if not folder.is_dir():
-            return []
-        return sorted(int(f.name) for f in folder.iterdir() if f.is_dir() and f.name.isdecimal())
+    def next_start_number(self) -> int:
+        """From 1; never the number of a start that has left a folder or rows."""
+        return 1 + max([*self._numbers(), *(row.start for row in self._rows())], default=0)
 
-    def write_trial(self, trial: Trial) -> None:
-        write_json(self.trial_file(trial.number), trial.to_json())
+    def write_start(self, start: Start) -> None:
+        write_json(self.start_file(start.number), start.to_json())
 
-    def write_round(
-        self, number: int, round_number: int, observation: RoundObservation, timeline: MemoryTimeline
+    def append_round(self, row: Round) -> None:
+        append_json_line(self.rounds_file, row.to_json())
+
+    def write_round_data(
+        self, start: int, round_number: int, observation: RoundObservation, timeline: MemoryTimeline
     ) -> None:
-        """Everything one round saw, compressed; `round_number` counts from 1."""
-        folder = self.trial_dir(number)
+        """Everything that one round saw, compressed; times become seconds since the round began."""
+        folder = self.start_dir(start)
         requests = [_record_json(r, observation.started_s) for r in observation.records]
         write_whole(folder / f"round-{round_number}.requests.jsonl.gz", _lines_gz(requests))
         head = {"source": timeline.source, "total_bytes": timeline.total_bytes, "reason": timeline.reason}
         samples = [dataclasses.asdict(s) | {"at_s": round(s.at_s - observation.started_s, 4)} for s in timeline.samples]
         write_whole(folder / f"round-{round_number}.telemetry.jsonl.gz", _lines_gz([head, *samples]))
 
-    def trials(self) -> list[Trial]:
-        """Every trial that has a `trial.json`."""
-        return [self.trial(number) for number in self.numbers() if self.trial_file(number).exists()]
+    def results(self) -> Results:
+        """Everything measured so far; rows of a start without `start.json` are left out.
 
-    def trial(self, number: int) -> Trial:
-        return _read(self.trial_file(number), Trial, TRIAL_SCHEMA)
+        `elapsed_s` is the time of all earlier runs: the summary's, and that of starts made since it was written.
+        """
+        self._refuse_earlier()
+        starts = [_read(self.start_file(n), Start, START_SCHEMA) for n in self._numbers() if self._started(n)]
+        known = {start.number for start in starts}
+        summary = self.summary()
+        elapsed_s, told = (summary.time.total_s, summary.time.starts) if summary else (0.0, 0)
+        elapsed_s += sum(start.time.total_s for start in starts[told:])
+        return Results(starts, [row for row in self._rows() if row.start in known], elapsed_s)
+
+    def settle(self) -> list[Start]:
+        """Say of each start that a run left open that it was; these starts. Only for the holder of the lock."""
+        settled = []
+        for start in self.results().starts:
+            if start.state == "interrupted" and start.message is None:
+                settled.append(start.model_copy(update={"message": KILLED}))
+                self.write_start(settled[-1])
+        return settled
 
     def study(self) -> StudyFile:
+        """FileFormatError for a study of an earlier chunktune, which is named."""
+        self._refuse_earlier()
         return _read(self.study_file, StudyFile, STUDY_SCHEMA)
+
+    def summary(self) -> StudySummary | None:
+        """None until a run of the study has ended."""
+        return _read(self.summary_file, StudySummary, SUMMARY_SCHEMA) if self.summary_file.exists() else None
+
+    def read_requests(self, start: int, round_number: int) -> list[RequestRecord]:
+        """The requests of one round; times are seconds since the round began."""
+        path = self.start_dir(start) / f"round-{round_number}.requests.jsonl.gz"
+        try:
+            return [RequestRecord(**_known(RequestRecord, row)) for row in _read_lines_gz(path)]
+        except TypeError:
+            raise _not_ours(path) from None
+
+    def read_observation(self, start: int, round_number: int) -> RoundObservation:
+        """A round's requests as the statistics take them; what the client noted about itself is in the measurement."""
+        records = self.read_requests(start, round_number)
+        measured = [r for r in records if r.phase == "measured"]
+        ends = [r.finished_s for r in measured if r.finished_s is not None]
+        return RoundObservation(
+            records=records,
+            client=ClientStats(None, 0, None, None, limited=False),
+            started_s=0.0,
+            measured_from_s=min((r.sent_s for r in measured), default=0.0),
+            measured_to_s=max(ends, default=0.0),
+        )
+
+    def read_telemetry(self, start: int, round_number: int) -> MemoryTimeline:
+        """The memory samples of one round; times are seconds since the round began."""
+        path = self.start_dir(start) / f"round-{round_number}.telemetry.jsonl.gz"
+        try:
+            head, *rows = _read_lines_gz(path)
+            samples = [MemorySample(**_known(MemorySample, row)) for row in rows]
+            return MemoryTimeline(head["source"], samples, head["total_bytes"], head["reason"])
+        except (KeyError, TypeError, ValueError):
+            raise _not_ours(path) from None
+
+    def _numbers(self) -> list[int]:
+        """Numbers of the starts that have a folder, rising."""
+        folder = self.path / "starts"
+        if not folder.is_dir():
+            return []
+        return sorted(int(f.name) for f in folder.iterdir() if f.is_dir() and f.name.isdecimal())
+
+    def _started(self, number: int) -> bool:
+        return self.start_file(number).exists()
+
+    def _rows(self) -> Iterator[Round]:
+        if not self.rounds_file.exists():
+            return
+        for number, row in enumerate(read_json_lines(self.rounds_file), 1):
+            yield _validated(f"{self.rounds_file}, row {number}", row, Round)
+
+    def _refuse_earlier(self) -> None:
+        file = self.study_file
+        if (self.path / "trials").is_dir() or (file.is_file() and read_json(file).get("schema") == _EARLIER_SCHEMA):
+            raise FileFormatError(
+                f"{self.path} was written by an earlier chunktune ({_EARLIER_SCHEMA})",
+                "Start a new study with --fresh, or name another one with --study NAME; nothing is deleted.",
+            )
 
 
 def read_study(directory: Path) -> StudyRecord:
     """A study's documents; FileFormatError where the folder is no study or a file is damaged."""
-    folder = StudyDirectory(directory)
+    store = Store(directory)
     if not directory.is_dir():
         raise UsageError(f"{directory} is no folder", "Give the folder of a study, results/<name of the study>.")
-    if not folder.study_file.exists():
+    if not store.study_file.exists():
         raise FileFormatError(f"{directory} holds no study: study.json is missing", _known_studies(directory))
-    summary = _read(folder.summary_file, Summary, SUMMARY_SCHEMA) if folder.summary_file.exists() else None
-    return StudyRecord(directory, folder.study(), folder.trials(), summary)
-
-
-def earlier_s(directory: StudyDirectory, trials: Sequence[Trial]) -> float:
-    """The seconds of a study's earlier runs: the summary's, and those of trials whose run was killed and wrote none."""
-    if not directory.summary_file.exists():
-        return sum(t.time.total_s for t in trials)
-    summary = _read(directory.summary_file, Summary, SUMMARY_SCHEMA)
-    told = {line.number for line in summary.trials}
-    return summary.time.total_s + sum(t.time.total_s for t in trials if t.number not in told)
+    return StudyRecord(directory, store.study(), store.results(), store.summary())
 
 
 def newest_study(out: Path) -> Path:
@@ -135,44 +210,11 @@ def newest_study(out: Path) -> Path:
         raise UsageError(f"no study below {out}/", "Run `chunktune sweep` first, or name a study's folder.")
 
     def written(folder: Path) -> float:
-        summary = folder / "summary.json"
-        return (summary if summary.exists() else folder / "study.json").stat().st_mtime
+        store = Store(folder)
+        files = (store.study_file, store.rounds_file, store.summary_file)
+        return max(file.stat().st_mtime for file in files if file.exists())
 
     return max(studies, key=written)
-
-
-def read_requests(directory: Path, trial: int, round_number: int) -> list[RequestRecord]:
-    """The requests of one round; times are seconds since the round began."""
-    path = StudyDirectory(directory).trial_dir(trial) / f"round-{round_number}.requests.jsonl.gz"
-    try:
-        return [RequestRecord(**_known(RequestRecord, row)) for row in _read_lines_gz(path)]
-    except TypeError:
-        raise _not_ours(path) from None
-
-
-def read_observation(directory: Path, trial: int, round_number: int) -> RoundObservation:
-    """A round's requests as the statistics take them; what the client noted about itself is in the measurement."""
-    records = read_requests(directory, trial, round_number)
-    measured = [r for r in records if r.phase == "measured"]
-    ends = [r.finished_s for r in measured if r.finished_s is not None]
-    return RoundObservation(
-        records=records,
-        client=ClientStats(None, 0, None, None, limited=False),
-        started_s=0.0,
-        measured_from_s=min((r.sent_s for r in measured), default=0.0),
-        measured_to_s=max(ends, default=0.0),
-    )
-
-
-def read_telemetry(directory: Path, trial: int, round_number: int) -> MemoryTimeline:
-    """The memory samples of one round; times are seconds since the round began."""
-    path = StudyDirectory(directory).trial_dir(trial) / f"round-{round_number}.telemetry.jsonl.gz"
-    try:
-        head, *rows = _read_lines_gz(path)
-        samples = [MemorySample(**_known(MemorySample, row)) for row in rows]
-        return MemoryTimeline(head["source"], samples, head["total_bytes"], head["reason"])
-    except (KeyError, TypeError, ValueError):
-        raise _not_ours(path) from None
 
 
 def _known_studies(directory: Path) -> str:
@@ -183,13 +225,16 @@ def _known_studies(directory: Path) -> str:
 
 
 def _read(path: Path, model: type[DocumentT], schema: str) -> DocumentT:
-    value = read_json(path, schema=schema)
+    return _validated(str(path), read_json(path, schema=schema), model)
+
+
+def _validated(where: str, value: Any, model: type[DocumentT]) -> DocumentT:
     try:
         return model.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise FileFormatError(f"{path}: {where}: {first['msg']}", "The file was edited or damaged.") from None
+        field = ".".join(map(str, first["loc"]))
+        raise FileFormatError(f"{where}: {field}: {first['msg']}", "The file was edited or damaged.") from None
 
 
 def _record_json(record: RequestRecord, origin_s: float) -> dict[str, Any]:

@@ -4,10 +4,10 @@ Rounds lie within engine starts, and starts differ among themselves (allocation,
 rounds of one start are no independent evidence. Everything is computed on logarithms: a spread of 0.03
 is 3 %, a change is a ratio, and swapping two sides turns its sign.
 
-    log(round) = level + night (once the history shows it) + start (sd `start_sd`) + round (sd `round_sd`)
+    log(round) = level + run (once the history shows it) + start (sd `start_sd`) + round (sd `round_sd`)
 
-A few starts cannot tell their own spread, so a prior stands beside them, worth `start_dof` starts. It
-gives way where the measured spread is clearly larger.
+A few starts cannot tell their own spread, so a prior worth `start_dof` starts is added. It is dropped where
+the measured spread is clearly larger.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Starts = Sequence[Sequence[float]]
 """Values of one metric, above 0: rounds by start."""
 
 
-NIGHTS_TO_TELL = 5
-"""Calm nights that it takes to say that nights differ among themselves."""
+RUNS_NEEDED = 5
+"""Runs with the verdict ok that it takes to say that runs differ among themselves."""
 _BY_CHANCE = 0.05
 
 
@@ -41,7 +41,7 @@ class Prior:
 
 @dataclass(frozen=True)
 class Group:
-    """The starts of one occasion (a freeze, a night), reduced to what the tests need."""
+    """The starts of one occasion (a freeze, a run), reduced to what the tests need."""
 
     means: tuple[float, ...]
     """Mean log value of each start."""
@@ -84,16 +84,16 @@ class Spread:
 
     @property
     def mean_sd(self) -> float:
-        """Standard deviation of what one start shows, relative: what a mere restart may change."""
+        """Standard deviation of what one start shows, relative: what a restart alone may change."""
         return math.sqrt(self.mean_var)
 
-    night_var: float = 0.0
-    """Variance from night to night beyond that of the starts; 0 until enough calm nights show it."""
+    run_var: float = 0.0
+    """Variance from run to run beyond that of the starts; 0 until enough runs show it."""
 
-    def difference_sd(self, a: Group, b: Group, nights: int = 1) -> float:
-        """Standard error of the difference of two levels: `a` of one day, `b` of `nights` nights."""
+    def difference_sd(self, a: Group, b: Group, runs: int = 1) -> float:
+        """Standard error of the difference of two levels: `a` of one run, `b` of `runs` runs."""
         starts = self.mean_var * (1.0 / a.starts + 1.0 / b.starts)
-        return math.sqrt(starts + self.night_var * (1.0 + 1.0 / nights))
+        return math.sqrt(starts + self.run_var * (1.0 + 1.0 / runs))
 
 
 def group_of(starts: Starts) -> Group | None:
@@ -138,23 +138,23 @@ def estimate_spread(groups: Sequence[Group], prior: Prior) -> Spread:
     )
 
 
-def night_variance(calm: Sequence[Group], spread: Spread) -> float:
-    """How much whole nights differ beyond what their starts explain, from nights that were ok.
+def run_variance(earlier: Sequence[Group], spread: Spread) -> float:
+    """How much whole runs differ beyond what their starts explain, from runs that were ok.
 
-    0 with fewer than `NIGHTS_TO_TELL` nights, or where chance alone could have spread them so.
+    0 with fewer than `RUNS_NEEDED` runs, or where chance alone could have spread them that far.
     """
-    if len(calm) < NIGHTS_TO_TELL:
+    if len(earlier) < RUNS_NEEDED:
         return 0.0
-    levels = [g.level for g in calm]
+    levels = [g.level for g in earlier]
     center = sum(levels) / len(levels)
     seen = sum((x - center) ** 2 for x in levels) / (len(levels) - 1)
-    expected = spread.mean_var * sum(1.0 / g.starts for g in calm) / len(calm)
+    expected = spread.mean_var * sum(1.0 / g.starts for g in earlier) / len(earlier)
     chance = float(special.fdtrc(len(levels) - 1, spread.dof, seen / expected))
     return seen - expected if chance < _BY_CHANCE else 0.0
 
 
 def _conflicts(between_ss: float, dof: int, expected_var: float, prior: Prior) -> bool:
-    """Whether the starts differ so much more than the prior says that it should have no say."""
+    """Whether the starts differ so much more than the prior says that it is dropped."""
     if dof < 2:
         return False
     ratio = between_ss / dof / expected_var

@@ -1,15 +1,15 @@
-"""The verdict: whether tonight's rounds differ from the baseline, and by enough to matter. Pure.
+"""The verdict: whether what was measured now differs from then, and by enough to matter. Pure.
 
-A metric has `regressed` when two gates are open: the difference is statistically significant, and it is
-larger than the tolerance. Significance is Student's, on the hierarchical spread of `spread.py`; the
-tolerance is the standard deviation of a single start unless one is given, because a change that a mere
-restart can bring about is nothing to be woken for.
+A metric has `regressed` when two conditions hold: the difference is statistically significant, and it is larger
+than the tolerance. Significance is Student's, on the hierarchical spread of `spread.py`. The tolerance is the
+standard deviation of a single start unless one is given, because a change that a restart alone can bring about
+is no reason for an alarm.
 
-A night goes in looks. After the planned starts, no suspicion ends it; a suspicion has it look again with
-more fresh starts, and only a look of that kind may raise the alarm. What is still suspicious at the end,
-yet no alarm, is `inconclusive`; a second night in a row of suspicion is judged together with the first.
-The probability of a false alarm is shared by the metrics of the gate, so that it holds for the whole night.
-`benchmarks/nightly.py` checks these figures.
+A run goes in stages. After the planned starts, it ends if nothing is suspicious; a suspicion adds another stage of
+fresh starts, and only such a stage may raise the alarm. What is still suspicious after the last stage, yet no
+alarm, is `inconclusive`; a second run in a row with a suspicion is judged together with the first. The probability
+of a false alarm is shared by the metrics of the gate, so that it holds for the whole run. `benchmarks/nightly.py`
+checks these figures.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from tuner.domain.experiment import Contrast
 from tuner.domain.measurement import higher_is_better
 from tuner.regress.spread import (
     Group,
@@ -28,7 +29,7 @@ from tuner.regress.spread import (
     Starts,
     estimate_spread,
     group_of,
-    night_variance,
+    run_variance,
     t_quantile,
     upper_tail,
 )
@@ -38,44 +39,47 @@ Word = Literal["ok", "regressed", "improved", "inconclusive", "not comparable"]
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as an alarm. Probabilities are of a night on which nothing has changed."""
+    """What counts as an alarm. Probabilities are of a run in which nothing has changed."""
 
     alarm: float = 0.0058
-    """Of an alarm out of tonight's starts alone, over all metrics of the gate."""
-    alarm_with_last_night: float = 0.002
-    """Of an alarm that needs last night's starts too, on top."""
+    """Of an alarm from this run's starts alone, over all metrics of the gate."""
+    alarm_with_last_run: float = 0.002
+    """Of an alarm that needs the last run's starts too, on top."""
     suspicion: float = 0.10
-    """A metric this improbable asks for another look."""
+    """A metric this improbable asks for another stage."""
     undecided: float = 0.025
-    """A metric still this improbable after the last look is inconclusive."""
+    """A metric still this improbable after the last stage is inconclusive."""
     tolerance: float | None = None
-    """Relative change that is put up with; None: the standard deviation of one start."""
+    """Relative change that is accepted; None: the standard deviation of one start."""
     machine_allowance: float = 0.10
-    """Largest change that the stock control may excuse: days differ by some percent; a machine that is slower
-    than that delivers less, whatever is to blame."""
-    looks: int = 3
-    """Looks a night at most; 1: never more than the planned starts."""
+    """Largest change that the stock setting may excuse: days differ by some percent; a machine that is slower
+    than that has a fault worth an alarm."""
+    stages: int = 3
+    """Stages of a run at most; 1: never more than the planned starts."""
     prior: Prior = field(default_factory=Prior)
 
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """One metric tonight against the baseline. Changes are relative, positive is a larger value."""
+    """One metric now against then. Changes are relative, positive is a larger value."""
 
     metric: str
     gate: bool
     verdict: Word
     baseline: float | None
+    """At the freeze, or of A in a comparison."""
     now: float | None
     change: float | None = None
     ci95: tuple[float, float] | None = None
+    vs_stock: Contrast | None = None
+    """The frozen setting against stock, both measured in this run; None where stock did not run."""
     p_worse: float | None = None
     """Probability of something at least this bad when nothing has changed."""
     tolerance: float | None = None
     """Relative, in the bad direction."""
     suspicious: bool = False
-    with_last_night: bool = False
-    """The alarm rests on last night's starts too."""
+    with_last_run: bool = False
+    """The alarm rests on the last run's starts too."""
     reason: str = ""
 
     def to_json(self) -> dict[str, Any]:
@@ -85,6 +89,7 @@ class MetricVerdict:
             "now": self.now,
             "change": self.change,
             "ci95": None if self.ci95 is None else list(self.ci95),
+            "vs_stock": None if self.vs_stock is None else self.vs_stock.to_json(),
             "verdict": self.verdict,
             "gate": self.gate,
             "p_worse": self.p_worse,
@@ -95,40 +100,45 @@ class MetricVerdict:
 
 @dataclass(frozen=True)
 class Evidence:
-    """The values of one metric: rounds by start, for the baseline and for tonight."""
+    """The values of one metric: rounds by start, of then and of now."""
 
-    baseline: Starts
-    tonight: Starts
-    last_night: Starts = ()
-    """The night before, when it was suspicious too and nothing has changed since; else empty."""
-    calm_nights: Sequence[Starts] = ()
-    """Earlier nights that were ok: they tell the spread, never the level."""
+    then: Starts
+    now: Starts
+    last_run: Starts = ()
+    """The run before, when it was suspicious too and nothing has changed since; else empty."""
+    earlier: Sequence[Starts] = ()
+    """Earlier runs that were ok: they tell the spread, never the level."""
+    paired: bool = False
+    """Both sides were measured in the same starts and cycles: `now[i][j]` belongs to `then[i][j]`."""
 
 
 @dataclass(frozen=True)
-class NightVerdict:
-    """All metrics of one look."""
+class Judgement:
+    """All metrics after one stage."""
 
     verdict: Word
     metrics: dict[str, MetricVerdict]
-    look_again: bool
-    """Whether more fresh starts are wanted before this verdict is given."""
+    more_wanted: bool
+    """Whether another stage is wanted before this verdict is given."""
+
+    @property
+    def suspicion(self) -> str:
+        """Why another stage is wanted: `a suspicion (ttft_ms.p90)`."""
+        return f"a suspicion ({', '.join(n for n, m in self.metrics.items() if m.gate and m.suspicious)})"
 
 
-def starts_by_look(planned: int, look: int) -> int:
-    """Fresh starts of tonight that look number `look` (from 1) rests on."""
-    return planned + (look - 1) * max(planned, 2)
+def starts_by_stage(planned: int, stage: int) -> int:
+    """Starts (or cycles on a server) of one side that the verdict after stage number `stage` (from 1) rests on."""
+    return planned + (stage - 1) * max(planned, 2) if stage > 0 else 0
 
 
-def judge_night(
-    evidence: Mapping[str, Evidence], gate: Sequence[str], rules: Rules, *, look: int, bound: int | None = None
-) -> NightVerdict:
-    """The verdict over the metrics of the gate after look number `look` (from 1) of at most `bound`.
+def judge(evidence: Mapping[str, Evidence], gate: Sequence[str], rules: Rules, *, stage: int) -> Judgement:
+    """The verdict over the metrics of the gate after stage number `stage` (from 1).
 
     Metrics outside the gate are judged alike and decide nothing.
     """
-    last = look >= (rules.looks if bound is None else bound)
-    may_alarm = look > 1 or last
+    last = stage >= rules.stages
+    may_alarm = stage > 1 or last
     share = max(1, len(gate))
     metrics = {
         name: judge_metric(name, e, rules, gate=name in gate, share=share, may_alarm=may_alarm, last=last)
@@ -136,8 +146,8 @@ def judge_night(
     }
     gated = [metrics[name] for name in gate if name in metrics]
     word = overall([m.verdict for m in gated])
-    look_again = not last and word != "regressed" and any(m.suspicious for m in gated)
-    return NightVerdict(word, metrics, look_again)
+    more_wanted = not last and word != "regressed" and any(m.suspicious for m in gated)
+    return Judgement(word, metrics, more_wanted)
 
 
 def judge_metric(
@@ -152,24 +162,23 @@ def judge_metric(
 ) -> MetricVerdict:
     """One metric; `share` is the number of metrics that the probability of a false alarm is divided by."""
     try:
-        baseline, tonight = group_of(evidence.baseline), group_of(evidence.tonight)
-        last_night = group_of(evidence.last_night)
-        calm = [g for g in map(group_of, evidence.calm_nights) if g is not None]
+        then, now, last_run = group_of(evidence.then), group_of(evidence.now), group_of(evidence.last_run)
+        earlier = [g for g in map(group_of, evidence.earlier) if g is not None]
     except ValueError as error:
-        return _unmeasured(metric, gate, str(error))
-    if baseline is None or tonight is None:
-        side = "the baseline" if baseline is None else "tonight"
-        return _unmeasured(metric, gate, f"not measured in {side}")
-    groups = [baseline, tonight, *calm] if last_night is None else [baseline, tonight, last_night, *calm]
+        return MetricVerdict(metric, gate, "inconclusive", None, None, reason=str(error))
+    if then is None or now is None:
+        side = "at the freeze" if then is None and not evidence.paired else "on both sides" if then is None else "now"
+        return MetricVerdict(metric, gate, "inconclusive", None, None, reason=f"not measured {side}")
+    groups = [then, now, *earlier] if last_run is None else [then, now, last_run, *earlier]
     spread = estimate_spread(groups, rules.prior)
-    spread = dataclasses.replace(spread, night_var=night_variance(calm, spread))
-    test = _Test.of(metric, baseline, tonight, spread, rules)
+    spread = dataclasses.replace(spread, run_var=run_variance(earlier, spread))
+    test = _Test.paired(metric, evidence, rules) if evidence.paired else _Test.of(metric, then, now, spread, rules)
     alarm = may_alarm and test.worse(rules.alarm / share)
     joint = False
-    if may_alarm and not alarm and last_night is not None and test.p_worse <= rules.suspicion:
-        both = _Test.of(metric, baseline, tonight.joined(last_night), spread, rules, nights=2)
-        before = _Test.of(metric, baseline, last_night, spread, rules)
-        joint = before.p_worse <= rules.suspicion and both.worse(rules.alarm_with_last_night / share)
+    if may_alarm and not alarm and last_run is not None and test.p_worse <= rules.suspicion:
+        both = _Test.of(metric, then, now.joined(last_run), spread, rules, runs=2)
+        before = _Test.of(metric, then, last_run, spread, rules)
+        joint = before.p_worse <= rules.suspicion and both.worse(rules.alarm_with_last_run / share)
     word: Word = "ok"
     reason = ""
     if alarm or joint:
@@ -178,84 +187,110 @@ def judge_metric(
         word = "improved"
     elif last and test.p_worse <= rules.undecided and test.size > test.tolerance:
         word = "inconclusive"
-        reason = "worse than the tolerance, yet not beyond doubt: another night will tell"
-    change = math.expm1(tonight.level - baseline.level)
+        reason = "worse by more than the tolerance, but not significantly: measure again"
+    contrast = test.contrast()
     return MetricVerdict(
         metric=metric,
         gate=gate,
         verdict=word,
-        baseline=math.exp(baseline.level),
-        now=math.exp(tonight.level),
-        change=change,
-        ci95=test.interval(tonight.level - baseline.level),
+        baseline=math.exp(then.level),
+        now=math.exp(now.level),
+        change=contrast.change,
+        ci95=contrast.ci95,
         p_worse=test.p_worse,
         tolerance=math.expm1(test.tolerance),
         suspicious=test.p_worse <= rules.suspicion,
-        with_last_night=joint,
+        with_last_run=joint,
         reason=reason,
     )
 
 
 def overall(words: Sequence[Word]) -> Word:
-    """The whole night's word: the gravest one; `improved` only when nothing is in doubt."""
+    """The word of the whole run: the gravest one; `improved` only when nothing is in doubt."""
     order: tuple[Word, ...] = ("not comparable", "regressed", "inconclusive", "improved")
     return next((word for word in order if word in words), "ok")
 
 
-def explained_by_control(frozen: Evidence, control: Evidence, metric: str, rules: Rules) -> bool:
-    """Whether the stock control got worse tonight too, and the frozen configuration against it did not.
+def contrast_of(metric: str, stock: Starts, frozen: Starts, rules: Rules) -> Contrast | None:
+    """The frozen setting against stock, from the starts of one run; None where one of them has no value above 0."""
+    try:
+        a, b = group_of(stock), group_of(frozen)
+    except ValueError:
+        return None
+    if a is None or b is None:
+        return None
+    return _Test.of(metric, a, b, estimate_spread([a, b], rules.prior), rules).contrast()
 
-    The change has to be within the allowance for the machine. The control has to have moved beyond doubt of
-    its own: a laxer bar clears more real regressions than false alarms. And what is left of the frozen
-    configuration's change after taking the control's off must be no longer significant, or within the tolerance.
+
+def explained_by_stock(frozen: Evidence, stock: Evidence, metric: str, rules: Rules) -> bool:
+    """Whether stock got worse as well, and the frozen setting against it did not.
+
+    The change has to be within the allowance for the machine. Stock has to have changed significantly by itself:
+    a laxer condition clears more real regressions than false alarms. And what is left of the frozen setting's
+    change after taking stock's off must be no longer significant, or within the tolerance.
     """
-    groups = [group_of(s) for s in (frozen.baseline, frozen.tonight, control.baseline, control.tonight)]
-    frozen_then, frozen_now, control_then, control_now = groups
-    if frozen_then is None or frozen_now is None or control_then is None or control_now is None:
+    groups = [group_of(s) for s in (frozen.then, frozen.now, stock.then, stock.now)]
+    frozen_then, frozen_now, stock_then, stock_now = groups
+    if frozen_then is None or frozen_now is None or stock_then is None or stock_now is None:
         return False
-    spread = estimate_spread([frozen_then, frozen_now, control_then, control_now], rules.prior)
-    control_test = _Test.of(metric, control_then, control_now, spread, rules)
-    if control_test.p_worse > rules.undecided:
+    spread = estimate_spread([frozen_then, frozen_now, stock_then, stock_now], rules.prior)
+    stock_test = _Test.of(metric, stock_then, stock_now, spread, rules)
+    if stock_test.p_worse > rules.undecided:
         return False
-    sign = -1.0 if higher_is_better(metric) else 1.0
-    if sign * (frozen_now.level - frozen_then.level) > math.log1p(rules.machine_allowance):
+    frozen_test = _Test.of(metric, frozen_then, frozen_now, spread, rules)
+    if frozen_test.size > math.log1p(rules.machine_allowance):
         return False
-    left = sign * ((frozen_now.level - frozen_then.level) - (control_now.level - control_then.level))
-    sd = math.hypot(spread.difference_sd(frozen_then, frozen_now), spread.difference_sd(control_then, control_now))
-    return upper_tail(left / sd, spread.dof) > rules.undecided or left <= control_test.tolerance
+    left = frozen_test.size - stock_test.size
+    p_left = upper_tail(left / math.hypot(frozen_test.sd, stock_test.sd), spread.dof)
+    return p_left > rules.undecided or left <= stock_test.tolerance
 
 
 @dataclass(frozen=True)
 class _Test:
     """One comparison of levels; sizes are logarithms, positive is worse."""
 
+    sign: float
     size: float
     sd: float
     dof: float
     tolerance: float
-    p_worse: float
 
     @classmethod
-    def of(cls, metric: str, then: Group, now: Group, spread: Spread, rules: Rules, nights: int = 1) -> _Test:
+    def of(cls, metric: str, then: Group, now: Group, spread: Spread, rules: Rules, runs: int = 1) -> _Test:
+        return cls._made(metric, now.level - then.level, spread.difference_sd(then, now, runs), spread, rules)
+
+    @classmethod
+    def paired(cls, metric: str, evidence: Evidence, rules: Rules) -> _Test:
+        """From the ratios within cycles: what a start or a cycle has in common cancels."""
+        ratios = [
+            [b / a for a, b in zip(then, now, strict=True)]
+            for then, now in zip(evidence.then, evidence.now, strict=True)
+        ]
+        group = group_of(ratios)
+        assert group is not None, "both sides have values"
+        spread = estimate_spread([group], rules.prior)
+        return cls._made(metric, group.level, spread.mean_sd / math.sqrt(group.starts), spread, rules)
+
+    @classmethod
+    def _made(cls, metric: str, difference: float, sd: float, spread: Spread, rules: Rules) -> _Test:
         sign = -1.0 if higher_is_better(metric) else 1.0
-        size = sign * (now.level - then.level)
-        sd = spread.difference_sd(then, now, nights)
         tolerance = spread.mean_sd if rules.tolerance is None else math.log1p(rules.tolerance)
-        return cls(size, sd, spread.dof, tolerance, upper_tail(size / sd, spread.dof))
+        return cls(sign, sign * difference, sd, spread.dof, tolerance)
+
+    @property
+    def p_worse(self) -> float:
+        """Probability of something at least this bad when nothing has changed."""
+        return upper_tail(self.size / self.sd, self.dof)
 
     def worse(self, probability: float) -> bool:
-        """Both gates, in the bad direction."""
+        """Significant and beyond the tolerance, in the bad direction."""
         return self.p_worse <= probability and self.size > self.tolerance
 
     def better(self, probability: float) -> bool:
-        """Both gates, in the good direction."""
+        """Significant and beyond the tolerance, in the good direction."""
         return upper_tail(-self.size / self.sd, self.dof) <= probability and -self.size > self.tolerance
 
-    def interval(self, difference: float) -> tuple[float, float]:
-        """The 95 % interval of the relative change whose logarithm is `difference`."""
-        half = t_quantile(0.975, self.dof) * self.sd
-        return math.expm1(difference - half), math.expm1(difference + half)
-
-
-def _unmeasured(metric: str, gate: bool, reason: str) -> MetricVerdict:
-    return MetricVerdict(metric, gate, "inconclusive", None, None, reason=reason)
+    def contrast(self) -> Contrast:
+        """The relative change with its 95 % interval."""
+        difference, half = self.sign * self.size, t_quantile(0.975, self.dof) * self.sd
+        return Contrast(change=math.expm1(difference), ci95=(math.expm1(difference - half), math.expm1(difference + half)))

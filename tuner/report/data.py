@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from tuner.domain.experiment import STOCK_ID, Results, SettingId, SettingLine, StudyFile, StudySummary
 from tuner.domain.observation import MemoryTimeline
-from tuner.domain.experiment import StudyFile, Summary, Trial
+from tuner.domain.setting import CHUNK_KNOB
+from tuner.report.words import line_of, objective_of
 
 
 @dataclass(frozen=True)
@@ -14,43 +16,54 @@ class ReportData:
     """One study, as far as it was measured; whatever is missing leaves its figure out, with a reason."""
 
     study: StudyFile
-    summary: Summary
-    trials: Sequence[Trial]
-    timelines: Mapping[int, Sequence[tuple[int, MemoryTimeline]]] = field(default_factory=dict)
-    """Memory and utilisation samples: trial number to (round, timeline)."""
-    ttfts_ms: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    """TTFT of every measured request of the rounds that count, by trial number."""
+    summary: StudySummary
+    results: Results
+    timelines: Mapping[int, Mapping[int, MemoryTimeline]] = field(default_factory=dict)
+    """Memory and utilisation samples: start to round to its timeline, of kept rounds."""
+    ttfts_ms: Mapping[SettingId, Sequence[float]] = field(default_factory=dict)
+    """TTFT of every measured request of a setting's kept rounds: in the finals, in the search where there are none."""
     importances: Mapping[str, float] | None = None
     """Knob to its share of the objective's variance (sums to 1); None when it could not be told."""
     importances_reason: str = ""
     """Why `importances` is None."""
-    merged: Sequence[Trial] = ()
-    """The finals with the rounds of all their starts together; each has the number of its first start."""
     command: Sequence[str] = ()
-    """The winner's command line as its frozen file has it; () where there is none."""
+    """The command line of the frozen file; () where there is none."""
     missing: Sequence[str] = ()
-    """What could not be read, in sentences: a cut file, a trial whose requests are gone."""
-
-    def shown(self, number: int | None) -> Trial | None:
-        """The trial of that number, over all its starts where it is a final; None when there is none."""
-        return next((t for t in (*self.merged, *self.trials) if t.number == number), None)
+    """What could not be read, in sentences: a cut file, a round whose requests are gone."""
 
     @property
-    def winner(self) -> Trial | None:
-        return self.shown(self.summary.best)
+    def path(self) -> str:
+        """The metric that is optimized, the first of two."""
+        return objective_of(self.study).metrics[0]
 
     @property
-    def baseline(self) -> Trial | None:
-        """The baseline's final where there is one (it ran beside the winner's), else the baseline's trial."""
-        number = self.summary.baseline
-        finals = (t for t in self.merged if number is not None and t.final_of == number and t.median is not None)
-        return next(finals, self.shown(number))
+    def sign(self) -> float:
+        """What turns that metric into a cost."""
+        return objective_of(self.study).signs[0]
 
-    def configurations(self) -> list[Trial]:
-        """Measured trials, each configuration once: its merged final, else its latest trial; in order of number."""
-        found: dict[str, Trial] = {}
-        for trial in (*self.trials, *self.merged):
-            if trial.median is not None and trial.state in ("completed", "infeasible", "pruned"):
-                budget = "" if trial.reuse_budget is None else trial.reuse_budget.model_dump_json()
-                found[f"{sorted(trial.knobs.items())} {budget}"] = trial
-        return sorted(found.values(), key=lambda t: t.number)
+    @property
+    def stock(self) -> SettingLine | None:
+        return line_of(self.summary, STOCK_ID)
+
+    @property
+    def compared(self) -> SettingLine | None:
+        """The setting to set against stock: the winner; where that is stock or nobody, the best other finalist."""
+        if self.summary.winner not in (None, STOCK_ID):
+            return line_of(self.summary, self.summary.winner)
+        others = [line for line in self.summary.finals if line.id != STOCK_ID and self.path in line.vs_stock]
+        return min(others, key=lambda line: self.sign * line.vs_stock[self.path].change, default=None)
+
+    def colour_role(self, setting: SettingId) -> str:
+        """`stock`, `compared` or '': what a figure highlights."""
+        if setting == STOCK_ID:
+            return "stock"
+        return "compared" if self.compared is not None and setting == self.compared.id else ""
+
+    def chunk_of(self, line: SettingLine) -> int | None:
+        """Its chunk size; for a setting that leaves it to vLLM, what the engine chose (None when it did not say)."""
+        size = line.knobs.get(CHUNK_KNOB)
+        if isinstance(size, int) and not isinstance(size, bool):
+            return size
+        if line.id != STOCK_ID:
+            return None
+        return next((s.stock_chunk for s in self.results.starts if s.stock_chunk is not None), None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from statistics import median
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -17,9 +18,11 @@ from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.experiment import Round, SettingId, Start
 from tuner.domain.measurement import metric
 from tuner.domain.units import counted, format_duration, printable
-from tuner.experiment.design import Named, StartPlan, Step
 from tuner.report.numbers import metric_title, metric_value
 from tuner.report.words import FAILED_STATES, STATE_WORDS
+
+if TYPE_CHECKING:
+    from tuner.experiment.design import Named, StartPlan, Step
 
 BAR_WIDTH = 20
 LEAST_BAR_WIDTH = 60

@@ -117,11 +117,6 @@ def signed_percent(change: float) -> str:
     return f"{'−' if change < 0 else '+'}{digits} %"
 
 
-def size_word(path: str, change: float) -> str:
-    """ "lower", "higher" in the metric's own terms."""
-    return "lower" if change < 0 else "higher"
-
-
 def is_better(path: str, change: float) -> bool:
     """Whether a relative change of this metric is an improvement."""
     return change > 0 if higher_is_better(path) else change < 0

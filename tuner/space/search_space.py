@@ -1,94 +1,57 @@
-"""From a profile's space to the candidates it holds."""
+"""From a profile's space to the values that each knob takes. Pure."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pydantic import ValidationError
-
-from tuner.domain.setting import CHUNK_KNOB, Setting, ReuseBudget, Scalar
 from tuner.domain.profile import KnobRange, KnobSpec, Profile
+from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar, Setting
 from tuner.errors import ProfileError
 from tuner.space.alignment import DEFAULT_BLOCK_SIZE, is_aligned, nearest_aligned
+from tuner.space.knobs import BUDGET_PREFIX, LIVE
 
-BUDGET_PREFIX = "reuse_budget."
-_STEPS_AN_OCTAVE = 8
-_LISTED = 100_000
+_MOST_VALUES = 4096
+"""Of one range with a step of its own."""
+_SPREAD_OVER = 17
+"""Values of a range without a step."""
+_AN_OCTAVE = 2
+_AN_OCTAVE_UNREFINED = 8
 
 
 @dataclass(frozen=True)
-class Choices:
-    """A knob that takes one of these values."""
+class Dimension:
+    """A knob and the values it takes, in the order of the profile, or rising where it gave a range."""
 
     name: str
+    """Knobs of the reuse budget carry the prefix `reuse_budget.`."""
     values: tuple[Scalar, ...]
-
-    @property
-    def count(self) -> int:
-        return len(self.values)
-
-
-@dataclass(frozen=True)
-class Range:
-    """A numeric knob from `low` to `high`, both included; `step` None is continuous."""
-
-    name: str
-    low: float
-    high: float
-    step: float | None
-    log: bool
-    integer: bool
-
-    @property
-    def count(self) -> int | None:
-        """How many values it has; None when there is no end to them."""
-        if self.step is not None:
-            return math.floor((self.high - self.low) / self.step + 1e-9) + 1
-        return int(self.high - self.low) + 1 if self.integer else None
-
-    @property
-    def values(self) -> tuple[Scalar, ...]:
-        """Its values, for a range that has an end."""
-        count = self.count
-        if count is None:
-            raise ValueError(f"{self.name} is continuous")
-        step = self.step or 1
-        raw = (self.low + i * step for i in range(count))
-        return tuple(int(v) for v in raw) if self.integer else tuple(raw)
-
-
-Knob = Choices | Range
 
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """The knobs of a study; `reuse_budget` knobs carry the prefix `reuse_budget.`."""
+    """The knobs of a study."""
 
-    knobs: tuple[Knob, ...]
+    dimensions: tuple[Dimension, ...]
 
     @property
-    def size(self) -> int | None:
-        """Number of different combinations; None when it is not finite, or too large to list them."""
-        counts = [knob.count for knob in self.knobs]
-        size = math.prod(c for c in counts if c is not None)
-        return None if None in counts or size > _LISTED else size
+    def size(self) -> int:
+        """Number of combinations, inert ones included."""
+        return math.prod(len(d.values) for d in self.dimensions)
 
     def combinations(self) -> Iterator[dict[str, Scalar]]:
-        """Every combination of a finite space, in an order that covers it early (see `spread`)."""
-        for values in itertools.product(*(spread(knob.values) for knob in self.knobs)):
-            yield dict(zip((knob.name for knob in self.knobs), values, strict=True))
+        """Every combination, in an order that covers the space early (see `spread`)."""
+        for values in itertools.product(*(spread(d.values) for d in self.dimensions)):
+            yield dict(zip((d.name for d in self.dimensions), values, strict=True))
 
-    def candidate(self, values: dict[str, Scalar]) -> Setting:
-        """The candidate of one combination; a reuse budget that is all off is none."""
-        knobs = {name: value for name, value in values.items() if not name.startswith(BUDGET_PREFIX)}
-        budget_values = {
-            name.removeprefix(BUDGET_PREFIX): value for name, value in values.items() if name.startswith(BUDGET_PREFIX)
-        }
-        budget = ReuseBudget.model_validate(budget_values) if budget_values else None
-        return Setting(knobs=knobs, reuse_budget=None if budget is None or budget.off else budget)
+
+def setting_of(values: dict[str, Scalar]) -> Setting:
+    """The setting of one combination."""
+    knobs = {name: value for name, value in values.items() if not name.startswith(BUDGET_PREFIX)}
+    budget = {n.removeprefix(BUDGET_PREFIX): value for n, value in values.items() if n.startswith(BUDGET_PREFIX)}
+    return Setting(knobs=knobs, reuse_budget=ReuseBudget.model_validate(budget) if budget else None)
 
 
 def spread(values: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
@@ -107,22 +70,16 @@ def spread(values: tuple[Scalar, ...]) -> tuple[Scalar, ...]:
     return tuple(order)
 
 
-def search_space(profile: Profile, block_size: int | None = None) -> SearchSpace:
-    """The profile's space, checked: ProfileError for an unaligned chunk size or an empty knob.
-
-    `block_size` is what the engine really uses, once known; before that the profile's own, else 16.
-    """
-    block = block_size or declared_block_size(profile)
-    knobs = [_knob(name, spec, block) for name, spec in profile.space.knobs.items()]
-    for name, spec in profile.space.reuse_budget.items():
-        knob = _knob(BUDGET_PREFIX + name, spec, block)
-        _check_budget(knob)
-        knobs.append(knob)
-    return SearchSpace(tuple(knobs))
+def search_space(profile: Profile) -> SearchSpace:
+    """The profile's space; ProfileError for a value that a knob does not take."""
+    unit = declared_block_size(profile)
+    refine = profile.space.refine
+    given = dict(profile.space.knobs) | {BUDGET_PREFIX + n: spec for n, spec in profile.space.reuse_budget.items()}
+    return SearchSpace(tuple(_dimension(name, spec, unit, refine) for name, spec in given.items()))
 
 
 def declared_block_size(profile: Profile) -> int:
-    """The KV block size as far as the profile tells, else vLLM's default."""
+    """The KV block size that the profile itself sets, else vLLM's default."""
     declared = profile.engine.args.get("block_size")
     if isinstance(declared, int) and not isinstance(declared, bool):
         return declared
@@ -142,46 +99,54 @@ def check_alignment(chunk_size: int, block_size: int) -> None:
     )
 
 
-def _knob(name: str, spec: KnobSpec, block: int) -> Knob:
-    if isinstance(spec, KnobRange):
-        return _range(name, spec, block)
-    values = tuple(dict.fromkeys(spec))
-    if name == CHUNK_KNOB:
-        for value in values:
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ProfileError(f"space.{name}: {value!r} is no number of tokens")
-            check_alignment(value, block)
-    return Choices(name, values)
+def _dimension(name: str, spec: KnobSpec, unit: int, refine: bool) -> Dimension:
+    values = _of_range(name, spec, unit, refine) if isinstance(spec, KnobRange) else tuple(_distinct(spec))
+    knob = LIVE.get(name)
+    for value in values:
+        if knob is not None and not knob.takes(value):
+            raise ProfileError(f"space.{name}: {value!r} is refused; it takes {knob.wants}", "See docs/knobs.md.")
+        if name == CHUNK_KNOB and isinstance(value, int):
+            check_alignment(value, unit)
+    return Dimension(name, values)
 
 
-def _range(name: str, spec: KnobRange, block: int) -> Knob:
-    integer = all(v is None or float(v).is_integer() for v in (spec.low, spec.high, spec.step))
+def _of_range(name: str, spec: KnobRange, unit: int, refine: bool) -> tuple[Scalar, ...]:
     if name != CHUNK_KNOB:
-        return Range(name, spec.low, spec.high, spec.step, spec.log, integer)
-    if not integer:
+        whole = all(v is None or float(v).is_integer() for v in (spec.low, spec.high, spec.step))
+        values = _geometric(spec, _SPREAD_OVER) if spec.log else _even(name, spec, _SPREAD_OVER, whole=whole)
+        return tuple(_distinct([round(v) if whole else float(f"{v:.4g}") for v in values]))
+    if not all(v is None or float(v).is_integer() for v in (spec.low, spec.high, spec.step)):
         raise ProfileError(f"space.{name}: low, high and step are whole numbers of tokens")
-    check_alignment(int(spec.low), block)
-    check_alignment(int(spec.high), block)
+    for end in (spec.low, spec.high, *([spec.step] if spec.step is not None else [])):
+        check_alignment(int(end), unit)
     if spec.log:
-        # A log range in Optuna takes no step, so its values would not be whole blocks: a geometric grid is.
         octaves = math.log2(spec.high / spec.low)
-        count = max(2, round(octaves * _STEPS_AN_OCTAVE) + 1)
-        raw = (spec.low * 2 ** (octaves * i / (count - 1)) for i in range(count))
-        return Choices(name, tuple(dict.fromkeys(nearest_aligned(round(v), block) for v in raw)))
-    step = int(spec.step or block)
-    check_alignment(step, block)
-    return Range(name, spec.low, spec.high, step, log=False, integer=True)
+        count = max(2, round(octaves * (_AN_OCTAVE if refine else _AN_OCTAVE_UNREFINED)) + 1)
+        values = _geometric(spec, count)
+    else:
+        values = _even(name, spec, _SPREAD_OVER, whole=True)
+    return tuple(_distinct([nearest_aligned(round(v), unit) for v in values]))
 
 
-def _check_budget(knob: Knob) -> None:
-    ends = knob.values if isinstance(knob, Choices) else (knob.low, knob.high)
-    for value in ends:
-        field = knob.name.removeprefix(BUDGET_PREFIX)
-        try:
-            ReuseBudget.model_validate({field: value})
-        except ValidationError as error:
-            why = error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+def _even(name: str, spec: KnobRange, most: int, *, whole: bool) -> list[float]:
+    if spec.step is None:
+        count = min(most, int(spec.high - spec.low) + 1) if whole else most
+        step = (spec.high - spec.low) / max(count - 1, 1)
+    else:
+        step = spec.step
+        count = math.floor((spec.high - spec.low) / step + 1e-9) + 1
+        if count > _MOST_VALUES:
             raise ProfileError(
-                f"space.{knob.name}: {value!r} is outside what the plug-in takes: {why}",
-                "docs/knobs.md has what each of its policies takes.",
-            ) from None
+                f"space.{name}: the range has {count} values, at most {_MOST_VALUES} are taken", "Give a larger step."
+            )
+    return [spec.low + i * step for i in range(count)]
+
+
+def _geometric(spec: KnobRange, count: int) -> list[float]:
+    ratio = spec.high / spec.low
+    return [spec.low * ratio ** (i / (count - 1)) for i in range(count)]
+
+
+def _distinct(values: Sequence[Scalar]) -> list[Scalar]:
+    """Without repeats; true is not 1 here."""
+    return list({(type(v), v): v for v in values}.values())
