@@ -20,7 +20,7 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from tests.e2e.test_faults import alive
-from tests.fakes.frozen_trials import frozen_of, trial_of
+from tests.fakes.frozen import frozen_of
 from tuner.domain.workload import SharedPrefixWorkload, workload_sha256
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_vllm.py"
@@ -67,8 +67,7 @@ def environment(folder: Path, script: dict[str, Any], more: dict[str, str] | Non
 
 def write_frozen(path: Path, **changes: Any) -> Path:
     """A frozen file with made-up numbers for the fake `vllm`."""
-    trial = trial_of(0, [100.0, 101.0], role="final", effective_args={}, command=[])
-    document = frozen_of(trial).to_json()
+    document = frozen_of([[100.0, 101.0]], start={"effective_args": {}, "command": []}).to_json()
     document |= {
         "model": "fake/model",
         "engine_args": {"max_num_batched_tokens": 512, "max_num_seqs": 16, "max_model_len": 2048},

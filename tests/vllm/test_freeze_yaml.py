@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.frozen_trials import frozen_of, trial_of
-from tuner.domain.setting import ReuseBudget, Scalar
+from tests.fakes.frozen import frozen_of
 from tuner.domain.frozen import Frozen
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.freeze import to_args, to_yaml
 
 PARSE = """
@@ -70,7 +70,7 @@ CASES: dict[str, tuple[dict[str, Scalar], ReuseBudget | None]] = {
 
 
 def frozen_with(args: dict[str, Scalar], budget: ReuseBudget | None) -> Frozen:
-    base = frozen_of(trial_of(1, [100.0], command=[]))
+    base = frozen_of(start={"command": []})
     return base.model_copy(update={"model": "org/model", "engine_args": args, "reuse_budget": budget})
 
 

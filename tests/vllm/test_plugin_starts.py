@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.frozen_trials import frozen_of, trial_of
+from tests.fakes.frozen import frozen_of
 from tests.vllm.test_sweep import serving
-from tuner.domain.setting import ReuseBudget
 from tuner.domain.frozen import Frozen
+from tuner.domain.setting import ReuseBudget, Setting
 from tuner.engine.launch import LaunchSpec, free_port, plugin_folder
 from tuner.freeze import save_frozen, to_yaml
 
@@ -25,10 +25,10 @@ SAYS = "chunktune reuse budget: Budget(max_cached_blocks=40, min_reuse_ratio=0.8
 @pytest.fixture(scope="module")
 def frozen(float32_model: str, vllm_command: str, launch_spec: Callable[..., LaunchSpec]) -> Frozen:
     """A study's winner that has the plug-in, for the tiny model."""
-    args = dict(launch_spec().args)
-    trial = trial_of(1, [80.0], engine_args=args, effective_args=args, reuse_budget=BUDGET)
+    made = frozen_of(setting=Setting(reuse_budget=BUDGET))
     words = [vllm_command, "serve", float32_model]
-    return frozen_of(trial).model_copy(update={"model": float32_model, "command": words, "engine_env": {}})
+    args = dict(launch_spec().args)
+    return made.model_copy(update={"model": float32_model, "engine_args": args, "command": words, "engine_env": {}})
 
 
 def answers(base_url: str) -> bool:

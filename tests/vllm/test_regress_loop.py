@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.frozen_trials import frozen_of, trial_of
+from tests.fakes.frozen import frozen_of
 from tuner.domain.workload import SharedPrefixWorkload, workload_sha256
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,7 +43,7 @@ def regress(folder: Path, vllm: str, scale: float, *words: str) -> subprocess.Co
 def frozen(vllm_command: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A frozen file whose baseline the paced engine gave."""
     folder = tmp_path_factory.mktemp("paced")
-    document = frozen_of(trial_of(0, [100.0], role="final", effective_args={}, command=[])).to_json()
+    document = frozen_of(start={"effective_args": {}, "command": []}).to_json()
     document |= {
         "model": MODEL,
         "engine_args": {"max_num_batched_tokens": 512, "max_num_seqs": 64, "max_model_len": 4096, "block_size": 32},

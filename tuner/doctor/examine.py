@@ -14,10 +14,10 @@ from tuner.doctor.server import judge_server
 from tuner.doctor.surroundings import judge_surroundings, proxies
 from tuner.domain.profile import Profile
 from tuner.errors import UsageError
+from tuner.experiment.choice import EngineOption, choose_engine
 from tuner.load.target import Target
 from tuner.space.search_space import declared_block_size
 from tuner.telemetry import describe_devices
-from tuner.experiment.choice import EngineOption, choose_engine
 
 
 @dataclass(frozen=True)

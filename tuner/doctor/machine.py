@@ -17,9 +17,9 @@ from tuner.domain.profile import Profile
 from tuner.engine.installed import InstalledEngine, ask, check_options, inspect_installed
 from tuner.engine.launch import plugin_folder
 from tuner.errors import ChunktuneError, EngineError, UsageError
-from tuner.telemetry import DeviceFacts
 from tuner.experiment.checks import check_before_start
 from tuner.experiment.choice import EngineChoice
+from tuner.telemetry import DeviceFacts
 
 _GIB = 1 << 30
 _PLUGIN = "from tuner.scheduler import ReuseBudgetScheduler as s; print('loaded', s.__name__)"

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from math import prod
-
 from tuner.doctor.line import Line, ok, wrong
 from tuner.domain.profile import KnobRange, Profile
+from tuner.domain.setting import Scalar
+from tuner.engine.ranks import ONE_MODEL, gpus_of_node, size, whole
 
 _CHECK = "gpu count"
-_ONE_MODEL = ("tensor_parallel_size", "pipeline_parallel_size", "prefill_context_parallel_size")
 _SIMULATED = "tensor_parallel_size"
 """The only way of spreading that the simulated engine has."""
 
 
 def judge_visible(profile: Profile, visible: int) -> Line:
     """The GPUs that vLLM asks of this node against those that it can see."""
-    wanted = gpus_of_node(profile)
+    wanted = gpus_of_node(largest_args(profile))
     if wanted is None:
         return ok(_CHECK, f"{visible} visible; Ray spreads the engine over nodes, so what it needs here is not known")
     if wanted > visible:
@@ -29,7 +28,7 @@ def judge_visible(profile: Profile, visible: int) -> Line:
 
 def judge_pretended(profile: Profile, count: int | None) -> Line:
     """The same on the simulated engine. `count` None: it pretends to have as many as it is asked for."""
-    for name in (*_ONE_MODEL, "data_parallel_size"):
+    for name in (*ONE_MODEL, "data_parallel_size"):
         if name != _SIMULATED and _largest(profile, name) > 1:
             return wrong(
                 _CHECK,
@@ -46,31 +45,19 @@ def judge_pretended(profile: Profile, count: int | None) -> Line:
     return ok(_CHECK, f"{wanted} of {wanted if count is None else count} needed")
 
 
-def gpus_of_node(profile: Profile) -> int | None:
-    """How many GPUs vLLM 0.32 wants on the node where it starts; None where Ray decides."""
-    args = profile.engine.args
-    if "ray" in (args.get("distributed_executor_backend"), args.get("data_parallel_backend")):
-        return None
-    one_model = prod(_largest(profile, name) for name in _ONE_MODEL)
-    total, nodes = _largest(profile, "data_parallel_size"), _largest(profile, "nnodes")
-    external = bool(args.get("data_parallel_external_lb")) or args.get("data_parallel_rank") is not None
-    if nodes > 1:
-        return max(one_model * total // nodes, 1)
-    local = 1 if external else _whole(args.get("data_parallel_size_local"))
-    return one_model * (total if local is None else local)
+def largest_args(profile: Profile) -> dict[str, Scalar]:
+    """`engine.args` with the largest of each parallel size that the space tries."""
+    sizes = {name: _largest(profile, name) for name in (*ONE_MODEL, "data_parallel_size")}
+    return {**profile.engine.args, **sizes}
 
 
 def _spread(profile: Profile) -> str:
-    sizes = {name: _largest(profile, name) for name in (*_ONE_MODEL, "data_parallel_size")}
+    sizes = {name: _largest(profile, name) for name in (*ONE_MODEL, "data_parallel_size")}
     return " x ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
 def _largest(profile: Profile, name: str) -> int:
-    """Of the untouched configuration and every candidate; 1 where nobody names it, as in vLLM."""
+    """Of the untouched configuration and every setting."""
     spec = profile.space.knobs.get(name, [])
     tried = [spec.high] if isinstance(spec, KnobRange) else spec
-    return max([1, *(n for v in (profile.engine.args.get(name), *tried) if (n := _whole(v)) is not None)])
-
-
-def _whole(value: object) -> int | None:
-    return int(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return max([size(profile.engine.args, name), *(n for v in tried if (n := whole(v)) is not None)])

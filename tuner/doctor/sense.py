@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tuner.doctor.line import Line, ok, warning, wrong
-from tuner.domain.setting import CHUNK_KNOB
 from tuner.domain.profile import KnobRange, Profile
+from tuner.domain.setting import CHUNK_KNOB
 from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload
 from tuner.engine.rules import static_rule_violation
 from tuner.errors import ProfileError

@@ -7,10 +7,10 @@ from typing import Any, Final, Literal
 from pydantic import Field, NonNegativeFloat, PositiveInt
 
 from tuner.domain.base import Argument, Document
-from tuner.domain.setting import ReuseBudget, Scalar
-from tuner.domain.measurement import Ci95, Measurement
 from tuner.domain.experiment import Fingerprint, SettingId
+from tuner.domain.measurement import Ci95, Measurement
 from tuner.domain.profile import ConstraintText, Environment, Hardware, MetricName, Objective
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.workload import Workload
 
 FROZEN_SCHEMA: Final = "chunktune.frozen/2"
@@ -47,8 +47,9 @@ class Frozen(Document):
     """`frozen.json`. `engine_args` are effective values under vLLM's names, without host, port or served name."""
 
     schema_: Literal["chunktune.frozen/2"] = Field(default=FROZEN_SCHEMA, alias="schema")
-    verdict: Literal["better", "stock"]
-    """`stock`: no setting was better than stock beyond doubt, so stock itself is frozen."""
+    verdict: Literal["better", "stock", "chosen"]
+    """`stock`: no setting was better than stock beyond doubt, so stock itself is frozen. `chosen`: the study's
+    verdict was another one; somebody named this setting."""
     setting: SettingId
     created_at: str
     chunktune_version: str

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, PositiveInt, model_validator
 
 from tuner.domain.base import Argument, Document
-from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
 from tuner.domain.measurement import Measurement, is_group_metric, metric, metric_names
+from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
 from tuner.domain.units import Duration
 from tuner.domain.workload import Workload
 
@@ -67,8 +67,8 @@ _LARGEST = 1e15
 class KnobRange(Document):
     """A numeric knob between `low` and `high`, both included.
 
-    Every `step` is a value. Without one, 17 values are spread evenly over the range, or by ratio with `log`; chunk sizes
-    with `log` are two an octave, since they are refined later, and eight with `refine: false`.
+    With `step`, every step is a value. Without, 17 values are spread over the range, evenly or, with `log`, by equal
+    ratios; chunk sizes with `log` are two an octave, to be refined later, and eight an octave with `refine: false`.
     """
 
     low: float

@@ -115,7 +115,8 @@ class _StartUnderWay:
             async with open_session(self._plan, self.start.number) as session:
                 self._ready(session)
                 state, diagnosis = await self._rounds(session)
-                self._step = None
+                if state == "completed":
+                    self._step = None
                 self._stop_from_s = self._clock.monotonic_s()
             self._end(state, diagnosis)
         except EngineError as error:

@@ -19,6 +19,7 @@ from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload, Workload
 from tuner.engine.diagnosis import cause
 from tuner.engine.launch import EffectiveConfig, LaunchSpec, RunningEngine, launched
 from tuner.engine.live import LiveControl, LiveFacts, SwitchRefused
+from tuner.engine.ranks import gpus_of_node
 from tuner.errors import EngineError
 from tuner.experiment.choice import EngineChoice
 from tuner.experiment.design import StartPlan
@@ -271,7 +272,7 @@ def engine_opener(
     async def open_session(plan: StartPlan, number: int) -> AsyncIterator[Session]:
         spec = engine_spec(profile, choice, plan, log_path(number), record_dir)
         events.stage("starting the engine")
-        async with launched(spec, clock, memory_is_back=_memory_is_back(profile, choice)) as engine:
+        async with launched(spec, clock, memory_is_back=_memory_is_back(profile, choice, plan)) as engine:
             target = Target(
                 base_url=engine.base_url,
                 model=engine.model_id,
@@ -279,7 +280,11 @@ def engine_opener(
                 request_timeout_s=profile.workload.request_timeout,
             )
             source = memory_source(
-                choice.kind, engine.base_url, engine.process_ids, {**os.environ, **profile.engine.env}
+                choice.kind,
+                engine.base_url,
+                engine.process_ids,
+                {**os.environ, **profile.engine.env},
+                gpus_of_node(plan.engine_args),
             )
             live_facts = await engine.live.facts() if engine.live is not None else None
             async with _connected(target, profile.workload, tuple(profile.constraints), seed, source, clock) as made:
@@ -364,17 +369,17 @@ def shared_prefix_tokens(workload: Workload) -> int | None:
     return None
 
 
-def _memory_is_back(profile: Profile, choice: EngineChoice) -> Callable[[], bool] | None:
+def _memory_is_back(profile: Profile, choice: EngineChoice, plan: StartPlan) -> Callable[[], bool] | None:
     """Whether the devices are as free as before this start; None where NVML cannot say."""
     if choice.simulated:
         return None
-    env = {**os.environ, **profile.engine.env}
-    before = {device.uuid: device.used_bytes for device in describe_devices(env).devices}
+    env, count = {**os.environ, **profile.engine.env}, gpus_of_node(plan.engine_args)
+    before = {device.uuid: device.used_bytes for device in describe_devices(env, count).devices}
     if not before:
         return None
 
     def is_back() -> bool:
-        now = describe_devices(env).devices
+        now = describe_devices(env, count).devices
         return all(device.used_bytes <= before.get(device.uuid, 0) + _MEMORY_SLACK_BYTES for device in now)
 
     return is_back

@@ -18,8 +18,16 @@ import orjson
 from pydantic import ValidationError
 
 from tuner.domain.base import Document
-from tuner.domain.experiment import START_SCHEMA, STUDY_SCHEMA, SUMMARY_SCHEMA
-from tuner.domain.experiment import Results, Round, Start, StudyFile, StudySummary
+from tuner.domain.experiment import (
+    START_SCHEMA,
+    STUDY_SCHEMA,
+    SUMMARY_SCHEMA,
+    Results,
+    Round,
+    Start,
+    StudyFile,
+    StudySummary,
+)
 from tuner.domain.observation import ClientStats, MemorySample, MemoryTimeline, RequestRecord, RoundObservation
 from tuner.errors import FileFormatError, UsageError
 from tuner.files import append_json_line, read_json, read_json_lines, write_json, write_whole

@@ -1,28 +1,30 @@
-"""A trial becomes a frozen document; a frozen document is read from its file."""
+"""A measured setting becomes a frozen document; a frozen document is read from its file."""
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
 import tuner
-from tuner.clock import SYSTEM_CLOCK
-from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
-from tuner.domain.frozen import FROZEN_SCHEMA, Baseline, Control, Frozen, StudyRef
-from tuner.domain.measurement import metric
-from tuner.domain.experiment import StudyFile, Trial
+from tuner.domain.experiment import STOCK_ID, Purpose, Results, Round, SettingId, Start, StartState, StudyFile
+from tuner.domain.frozen import FROZEN_SCHEMA, Frozen, MeasuredStock, StudyRef
+from tuner.domain.measurement import Measurement, metric
 from tuner.domain.profile import Profile, is_secret_name
+from tuner.domain.setting import CHUNK_KNOB, STOCK, Scalar, Setting
 from tuner.domain.workload import workload_sha256
 from tuner.errors import FileFormatError, UsageError
 from tuner.files import read_json, write_json
-from tuner.freeze.baseline import baseline_of
 from tuner.freeze.export import launcher_of, serve_command, served_model
+from tuner.freeze.measured import measured_of
+
+StartRounds = Sequence[tuple[Start, Sequence[Round]]]
+"""Starts, each with the rounds of one setting that count; there is none without a round."""
 
 NEVER_FROZEN = frozenset(
     {"host", "port", "uds", "served_model_name", "model", "model_tag", "config", "api_key", "hf_token", "root_path"}
@@ -32,66 +34,145 @@ NEVER_FROZEN = frozenset(
 _PINNED = (CHUNK_KNOB, "max_num_seqs", "max_model_len", "enable_chunked_prefill", "enable_prefix_caching")
 """Frozen as the engine ran them even when nobody asked for them: their defaults move between vLLM versions."""
 
+_EARLIER_SCHEMA = "chunktune.frozen/1"
 _WHERE_FROM = "`chunktune sweep` writes one to results/STUDY/frozen.json, `chunktune freeze -o FILE` to another place."
 
-_OURS = frozenset({"CHUNKTUNE_SIM", "VLLM_SERVER_DEV_MODE"})
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a study measured of a setting, and of stock beside it."""
+
+    starts: StartRounds
+    stock: StartRounds
+    """In the same starts, where stock was measured in them, else in others of their purpose."""
+    literal: Start | None
+    """The start with the setting's own command and no live control, where one was made."""
+    from_finals: bool
+    """False: the setting was in no final, so its numbers are those of the search."""
 
 
-def freeze_trial(
-    trial: Trial,
-    repeats: Sequence[Trial],
-    study: StudyFile,
-    profile: Profile,
-    *,
-    control: Sequence[Trial] = (),
-    counts: Mapping[str, int] | None = None,
-    now: datetime | None = None,
-) -> Frozen:
-    """The frozen form of `trial`; UsageError when it is failed, infeasible or holds no finite result.
-
-    `repeats` are trials of the same configuration (`trial` may be among them), `control` those of the
-    stock configuration. The baseline is taken from repeats that were not themselves selected by their
-    numbers (finals), because a search's best number is its luckiest one; without any, from `trial`.
-    """
-    _refuse_unfit(trial, profile)
-    starts = _unselected(trial, repeats)
-    args = frozen_args(trial)
-    budget = _budget(trial)
-    stock = [t for t in control if _usable(t)]
-    return Frozen(
-        created_at=(now or SYSTEM_CLOCK.now()).isoformat(timespec="seconds"),
-        chunktune_version=tuner.__version__,
-        simulated=study.simulated or trial.simulated,
-        model=profile.model,
-        engine_args=args,
-        reuse_budget=budget,
-        command=serve_command(launcher_of(trial.command), served_model(trial.command, profile.model), args, budget),
-        engine_env=frozen_env(profile.engine.env),
-        startup_timeout_s=profile.engine.startup_timeout,
-        hardware=profile.hardware,
-        fingerprint=study.fingerprint,
-        workload=profile.workload,
-        workload_sha256=workload_sha256(profile.workload),
-        baseline=baseline_of(starts),
-        control=_control(stock, args, budget),
-        objective=profile.objective,
-        constraints=profile.constraints,
-        regress_metrics=profile.regress_metrics,
-        study=StudyRef(
-            name=study.study, counts=dict(counts or {}), sampler=study.sampler, seed=study.seed, trial=trial.number
-        ),
+def evidence_of(results: Results, setting: SettingId) -> Evidence:
+    """The finals of a setting, else its search: a search's best number is its luckiest one."""
+    finals = _starts_with(results, setting, ("final",), ("completed",))
+    purposes: tuple[Purpose, ...] = ("final",) if finals else ("search", "single")
+    states: tuple[StartState, ...] = ("completed",)
+    if not finals:
+        states = ("completed", "engine_failed", "load_failed", "interrupted")
+    starts = finals or _starts_with(results, setting, purposes, states)
+    stock = _starts_with(results, STOCK_ID, purposes, states)
+    numbers = {start.number for start, _ in starts}
+    literals = [s for s in results.starts if s.purpose == "literal" and setting in s.settings and s.effective_args]
+    return Evidence(
+        starts=starts,
+        stock=[each for each in stock if each[0].number in numbers] or stock,
+        literal=literals[-1] if literals else None,
+        from_finals=bool(finals),
     )
 
 
-def repeats_of(trial: Trial, trials: Iterable[Trial]) -> list[Trial]:
-    """Every trial of the same configuration, `trial` among them."""
-    return [t for t in trials if _configuration(t) == _configuration(trial)]
+def _starts_with(
+    results: Results, setting: SettingId, purposes: Sequence[Purpose], states: Sequence[StartState]
+) -> list[tuple[Start, list[Round]]]:
+    numbers = results.numbers(*purposes, states=states)
+    found = [(s, results.kept(setting, starts=[s.number])) for s in results.starts if s.number in numbers]
+    return [(start, rounds) for start, rounds in found if rounds]
 
 
-def control_of(trials: Sequence[Trial]) -> list[Trial]:
-    """Every trial of the stock configuration: the baseline and its finals."""
-    stock = next((t for t in trials if t.role == "baseline"), None)
-    return [] if stock is None else repeats_of(stock, trials)
+def freeze_setting(
+    *,
+    verdict: Literal["better", "stock", "chosen"],
+    setting_id: SettingId,
+    setting: Setting,
+    starts: StartRounds,
+    stock: StartRounds,
+    study: StudyFile,
+    profile: Profile,
+    sampler: str,
+    counts: Mapping[str, int],
+    now: datetime,
+    literal: Start | None = None,
+) -> Frozen:
+    """The frozen form of a setting; UsageError when it has no round, or no value of the objective.
+
+    `starts` and `stock` are the finals. Options are those that the `literal` start read back, where there was one.
+    """
+    if not starts:
+        raise UsageError(
+            f"{_name(setting_id, setting)} has no round that counts: there is nothing to freeze",
+            "Freeze another setting.",
+        )
+    measured = measured_of(_by_start(starts))
+    _refuse_unmeasured(measured.median, _name(setting_id, setting), profile)
+    source = literal or starts[0][0]
+    args, budget = frozen_args(setting, profile.engine.args, source), setting.reuse_budget
+    revision = study.fingerprint.model_revision or source.model_revision
+    return Frozen(
+        verdict=verdict,
+        setting=setting_id,
+        created_at=now.isoformat(timespec="seconds"),
+        chunktune_version=tuner.__version__,
+        simulated=study.simulated or any(start.simulated for start, _ in starts),
+        model=profile.model,
+        engine_args=args,
+        reuse_budget=budget,
+        command=serve_command(launcher_of(source.command), served_model(source.command, profile.model), args, budget),
+        engine_env=frozen_env(profile.engine.env),
+        startup_timeout_s=profile.engine.startup_timeout,
+        hardware=profile.hardware,
+        fingerprint=study.fingerprint.model_copy(update={"model_revision": revision}),
+        workload=profile.workload,
+        workload_sha256=workload_sha256(profile.workload),
+        measured=measured,
+        stock=_stock(stock, profile),
+        objective=profile.objective,
+        constraints=profile.constraints,
+        regress_metrics=profile.regress_metrics,
+        study=StudyRef(name=study.study, counts=dict(counts), sampler=sampler, seed=study.seed),
+    )
+
+
+def _stock(starts: StartRounds, profile: Profile) -> MeasuredStock | None:
+    if not starts:
+        return None
+    args = frozen_args(STOCK, profile.engine.args, starts[0][0])
+    return MeasuredStock(**dict(measured_of(_by_start(starts))), engine_args=args)
+
+
+def _by_start(starts: StartRounds) -> list[list[Measurement]]:
+    return [[row.measurement for row in rounds] for _, rounds in starts]
+
+
+def _name(setting_id: SettingId, setting: Setting) -> str:
+    return "stock" if setting.is_stock else f"setting {setting_id} ({setting.label})"
+
+
+def _refuse_unmeasured(median: Measurement, name: str, profile: Profile) -> None:
+    for path in profile.objective.metrics:
+        if metric(median, path) is None:
+            reason = median.unmeasured.get(path.partition(".")[0], "")
+            raise UsageError(f"{name} has no {path}{reason and f': {reason}'}", "Freeze another setting.")
+
+
+def frozen_args(setting: Setting, base: Mapping[str, Scalar], start: Start) -> dict[str, Scalar]:
+    """The options of `setting` as this start ran them: those asked for, with the values read back laid over them.
+
+    `base` is `engine.args` of the profile. What was switched within a live start keeps the setting's value, since
+    the engine reads back what it was started with.
+    """
+    asked = setting.engine_args(base)
+    ran = dict(start.effective_args or {})
+    if start.live:
+        ran |= {name: value for name, value in asked.items() if value != start.engine_args.get(name)}
+        ran[CHUNK_KNOB] = asked.get(CHUNK_KNOB) or start.stock_chunk
+    named = {name: ran.get(name, value) for name, value in asked.items()}
+    named |= {name: ran[name] for name in _PINNED if ran.get(name) is not None}
+    return {n: v for n, v in named.items() if v is not None and n not in NEVER_FROZEN and not n.startswith("ssl_")}
+
+
+def frozen_env(env: Mapping[str, str]) -> dict[str, str]:
+    """The engine's environment without anything that looks like a secret, and without our own switches."""
+    ours = ("CHUNKTUNE_", "VLLM_SERVER_DEV_MODE")
+    return {name: value for name, value in env.items() if not is_secret_name(name) and not name.startswith(ours)}
 
 
 def load_frozen(path: Path) -> Frozen:
@@ -115,7 +196,7 @@ def load_frozen(path: Path) -> Frozen:
         )
     if frozen.workload_sha256 != workload_sha256(frozen.workload):
         raise FileFormatError(
-            f"{path}: workload: it is not the load that the baseline was measured with (workload_sha256 differs)",
+            f"{path}: workload: it is not the load that the setting was measured with (workload_sha256 differs)",
             "Undo the edit, or sweep with the new load and freeze that.",
         )
     return frozen
@@ -127,6 +208,12 @@ def _read(path: Path) -> dict[str, Any]:
         hint = f"Name the one in it: {inside}" if os.path.isfile(inside) else _WHERE_FROM
         raise FileFormatError(f"{path} is a folder, a frozen file was expected", hint)
     try:
+        value = read_json(path)
+        if value.get("schema") == _EARLIER_SCHEMA:
+            raise FileFormatError(
+                f"{path} was written by an earlier chunktune ({_EARLIER_SCHEMA})",
+                "Run `chunktune sweep` again and freeze its result; `regress --rebase` then works on the new file.",
+            )
         return read_json(path, schema=FROZEN_SCHEMA)
     except FileFormatError as error:
         raise FileFormatError(error.message, error.hint or _WHERE_FROM) from None
@@ -135,67 +222,3 @@ def _read(path: Path) -> dict[str, Any]:
 def save_frozen(path: Path, frozen: Frozen) -> None:
     """Write the document whole."""
     write_json(path, frozen.to_json())
-
-
-def frozen_args(trial: Trial) -> dict[str, Scalar]:
-    """The options as the engine ran them: what was asked for, with the values read back laid over it."""
-    effective = trial.effective_args or {}
-    named = {name: effective.get(name, value) for name, value in trial.engine_args.items()}
-    named |= {name: effective[name] for name in _PINNED if effective.get(name) is not None}
-    return {n: v for n, v in named.items() if v is not None and n not in NEVER_FROZEN and not n.startswith("ssl_")}
-
-
-def frozen_env(env: Mapping[str, str]) -> dict[str, str]:
-    """The engine's environment without anything that looks like a secret, and without our own switches."""
-    return {name: value for name, value in env.items() if not is_secret_name(name) and name not in _OURS}
-
-
-def _budget(trial: Trial) -> ReuseBudget | None:
-    return None if trial.reuse_budget is None or trial.reuse_budget.off else trial.reuse_budget
-
-
-def _refuse_unfit(trial: Trial, profile: Profile) -> None:
-    name = f"trial {trial.number}"
-    if trial.violations:
-        raise UsageError(
-            f"{name} breaks a constraint of the profile: {'; '.join(trial.violations)}",
-            "Freeze another trial, or sweep again with constraints that can be met.",
-        )
-    if trial.state != "completed":
-        cause = f" ({trial.cause}: {trial.message})" if trial.cause else ""
-        raise UsageError(f"{name} is {trial.state}{cause}: there is nothing to freeze", "Freeze a completed trial.")
-    if trial.median is None or not _valid_rounds(trial):
-        raise UsageError(f"{name} holds no valid round: there is nothing to freeze", "Freeze another trial.")
-    for path in profile.objective.metrics:
-        value = metric(trial.median, path)
-        if value is None or not math.isfinite(value):
-            raise UsageError(f"{name} has no finite {path}: there is nothing to freeze", "Freeze another trial.")
-
-
-def _configuration(trial: Trial) -> tuple[dict[str, Scalar], ReuseBudget | None]:
-    return trial.engine_args, _budget(trial)
-
-
-def _usable(trial: Trial) -> bool:
-    return trial.state in ("completed", "infeasible") and _valid_rounds(trial)
-
-
-def _valid_rounds(trial: Trial) -> bool:
-    return any(r.void is None for r in trial.rounds)
-
-
-def _unselected(trial: Trial, repeats: Iterable[Trial]) -> list[Trial]:
-    # A trial merged out of several starts bears the number of its first: the starts themselves count.
-    by_number = {t.number: t for t in [trial, *repeats] if _usable(t)}
-    fair = [t for t in by_number.values() if t.role != "candidate"]
-    return sorted(fair or [trial], key=lambda t: t.number)
-
-
-def _control(stock: Sequence[Trial], args: dict[str, Scalar], budget: ReuseBudget | None) -> Control | None:
-    if not stock:
-        return None
-    stock_args = frozen_args(stock[0])
-    if budget is None and stock_args == args:
-        return None
-    baseline: Baseline = baseline_of(stock)
-    return Control(engine_args=stock_args, baseline=baseline)

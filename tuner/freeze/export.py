@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import metric
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.engine.argv import to_argv
 from tuner.files import dump_json
 
@@ -22,6 +22,13 @@ _STORE_TRUE = frozenset(
     {"headless", "grpc", "data_parallel_multi_port_external_lb", "disable_log_stats", "aggregate_engine_logging"}
 )
 """Flags of vLLM 0.32 (`vllm/entrypoints/openai/cli_args.py`, `engine/arg_utils.py`) that have no `--no-` form."""
+
+
+_VERDICTS = {
+    "better": "better than stock in the finals, or stock broke a constraint",
+    "stock": "no setting was better than stock beyond doubt; this is stock with its options pinned",
+    "chosen": "none; somebody chose this setting",
+}
 
 
 def to_json(frozen: Frozen) -> str:
@@ -114,6 +121,7 @@ def _comments(frozen: Frozen) -> list[str]:
         lines.append("SIMULATED: found on chunktune's simulated engine, never measured on a GPU.")
     lines += [
         f"Frozen by chunktune {frozen.chunktune_version} on {frozen.created_at} from study {frozen.study.name}.",
+        f"Verdict: {_VERDICTS[frozen.verdict]}.",
         f"Measured: {_headline(frozen)}.",
         "Start: vllm serve --config THIS_FILE",
     ]
@@ -134,8 +142,8 @@ def _comments(frozen: Frozen) -> list[str]:
 def _headline(frozen: Frozen) -> str:
     parts = []
     for path in dict.fromkeys([*frozen.objective.metrics, *frozen.regress_metrics]):
-        value = metric(frozen.baseline.median, path)
+        value = metric(frozen.measured.median, path)
         if value is not None:
             parts.append(f"{path} {value:.4g}")
-    count = frozen.baseline.starts
+    count = frozen.measured.starts
     return f"{', '.join(parts) or 'nothing'} over {count} engine start{'' if count == 1 else 's'}"

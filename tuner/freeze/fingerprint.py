@@ -1,4 +1,4 @@
-"""What differs between the surroundings of a frozen file and those of tonight. Pure."""
+"""What differs between the surroundings of a frozen file and those of now. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The nights so far: JSON lines that only grow, and what tonight may take from them.
+"""The runs so far: JSON lines that only grow, and what a new run may take from them.
 
-The baseline never comes from here. Earlier nights say how far starts lie apart (only nights that were
-ok), and the last one may be judged together with tonight. So broken nights cannot become the new normal.
+What a run is judged against never comes from here, but from the frozen file. Earlier runs say how far starts lie
+apart (only runs that were ok), and the last one may be judged together with the new one. So broken runs cannot
+become the new normal.
 """
 
 from __future__ import annotations
@@ -17,117 +18,126 @@ import orjson
 from pydantic import Field, ValidationError
 
 from tuner.domain.base import Document
+from tuner.domain.experiment import Contrast, Fingerprint
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Interval
-from tuner.domain.experiment import Fingerprint
 from tuner.errors import FileFormatError
 from tuner.freeze.fingerprint import differences
 from tuner.regress.spread import Starts
 from tuner.regress.verdict import Evidence, MetricVerdict, Word
 
-NIGHT_SCHEMA: Final = "chunktune.night/1"
-CALM_NIGHTS = 14
-"""Nights that the spread and the rolling view look back on."""
+HISTORY_SCHEMA: Final = "chunktune.history/1"
+RECENT_RUNS = 14
+"""Runs that the spread and the rolling view look back on."""
 
 
-class NightMetric(Document):
-    """One metric of one night, as it was judged."""
+class HistoryMetric(Document):
+    """One metric of one run, as it was judged."""
 
-    baseline: float | None
-    now: float | None
+    level: float | None
     change: float | None
+    """Against the freeze, relative."""
     ci95: Interval | None
+    vs_stock: Contrast | None = None
     verdict: Word
     gate: bool
     suspicious: bool = False
 
     @classmethod
-    def of(cls, metric: MetricVerdict) -> NightMetric:
+    def of(cls, m: MetricVerdict) -> HistoryMetric:
         """What of a verdict goes into the history."""
-        return cls(**{name: getattr(metric, name) for name in cls.model_fields})
+        return cls(
+            level=m.now,
+            change=m.change,
+            ci95=m.ci95,
+            vs_stock=m.vs_stock,
+            verdict=m.verdict,
+            gate=m.gate,
+            suspicious=m.suspicious,
+        )
 
 
-class Night(Document):
-    """One line of the history."""
+class HistoryRow(Document):
+    """One run."""
 
-    schema_: Literal["chunktune.night/1"] = Field(default=NIGHT_SCHEMA, alias="schema")
-    at: str
-    baseline_id: str
+    schema_: Literal["chunktune.history/1"] = Field(default=HISTORY_SCHEMA, alias="schema")
+    time: str
+    frozen_id: str
     verdict: Word
     fingerprint: Fingerprint
     simulated: bool = False
     starts: int
-    metrics: dict[str, NightMetric]
+    metrics: dict[str, HistoryMetric]
     values: dict[str, list[list[float]]]
     """By metric: the rounds of each start."""
-    control_values: dict[str, list[list[float]]] = Field(default_factory=dict)
+    stock_values: dict[str, list[list[float]]] = Field(default_factory=dict)
     suspects: list[str] = Field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class RollingView:
-    """The last nights beside the frozen baseline; broken nights are counted and left out of the median."""
+    """The last runs beside the frozen level; regressed ones are counted and left out of the median."""
 
     metric: str
-    baseline: float
+    frozen: float
     median: float | None
-    nights: int
+    runs: int
     left_out: int
     trend: tuple[float, ...]
-    """Every night's value, oldest first, broken ones too."""
+    """The level of every run, oldest first, regressed ones too."""
 
     @property
     def drift(self) -> float | None:
-        """The rolling median against the frozen baseline, relative."""
-        return None if self.median is None else self.median / self.baseline - 1
+        """The rolling median against the frozen level, relative."""
+        return None if self.median is None else self.median / self.frozen - 1
 
 
-def baseline_id(frozen: Frozen) -> str:
-    """Names a baseline with its configuration and load; another baseline has another history."""
+def frozen_id(frozen: Frozen) -> str:
+    """Names what runs are judged against: other measured rounds have another history."""
     parts = {
         "args": frozen.engine_args,
         "budget": frozen.reuse_budget.to_json() if frozen.reuse_budget else None,
         "workload": frozen.workload_sha256,
-        "baseline": frozen.baseline.to_json(),
+        "measured": frozen.measured.to_json(),
     }
     return hashlib.sha256(orjson.dumps(parts, option=orjson.OPT_SORT_KEYS)).hexdigest()[:16]
 
 
 def evidence_of(
-    metric: str, baseline: Starts, tonight: Starts, nights: Sequence[Night], fingerprint: Fingerprint | None = None
+    metric: str, then: Starts, now: Starts, history: Sequence[HistoryRow], fingerprint: Fingerprint | None = None
 ) -> Evidence:
-    """Tonight's evidence with what the nights of the same baseline add to it, oldest first."""
-    recent = nights[-CALM_NIGHTS:]
-    calm = [n.values[metric] for n in recent if n.verdict == "ok" and metric in n.values]
+    """The evidence of a run with what earlier runs of the same frozen file add to it, oldest first."""
+    recent = history[-RECENT_RUNS:]
+    earlier = [row.values[metric] for row in recent if row.verdict == "ok" and metric in row.values]
     last: Starts = ()
     if recent and _doubtful(recent[-1], metric):
         changed = [] if fingerprint is None else differences(recent[-1].fingerprint, fingerprint)
         if not changed:
             last = recent[-1].values[metric]
-            calm = calm[:-1] if recent[-1].verdict == "ok" else calm
-    return Evidence(baseline, tonight, last, calm)
+            earlier = earlier[:-1] if recent[-1].verdict == "ok" else earlier
+    return Evidence(then, now, last, earlier)
 
 
-def rolling_view(metric: str, baseline: float, nights: Sequence[Night]) -> RollingView:
-    """The last nights of one metric."""
-    judged = [n.metrics[metric] for n in nights[-CALM_NIGHTS:] if metric in n.metrics]
-    values = [m.now for m in judged if m.now is not None]
-    sound = [m.now for m in judged if m.now is not None and m.verdict != "regressed"]
+def rolling_view(metric: str, frozen: float, history: Sequence[HistoryRow]) -> RollingView:
+    """The last runs of one metric."""
+    judged = [row.metrics[metric] for row in history[-RECENT_RUNS:] if metric in row.metrics]
+    levels = [m.level for m in judged if m.level is not None]
+    sound = [m.level for m in judged if m.level is not None and m.verdict != "regressed"]
     return RollingView(
         metric=metric,
-        baseline=baseline,
+        frozen=frozen,
         median=statistics.median(sound) if sound else None,
-        nights=len(values),
-        left_out=len(values) - len(sound),
-        trend=tuple(values),
+        runs=len(levels),
+        left_out=len(levels) - len(sound),
+        trend=tuple(levels),
     )
 
 
-def read_nights(path: Path, wanted_baseline: str | None = None) -> tuple[list[Night], int]:
-    """The nights of a history file, oldest first, and how many lines could not be read.
+def read_history(path: Path, wanted: str | None = None) -> tuple[list[HistoryRow], int]:
+    """The runs of a history file with the `frozen_id` wanted, oldest first, and how many lines could not be read.
 
-    A missing file is an empty history. FileFormatError when the file holds lines and none is ours. A line
-    that a kill cut off is counted, never in the way.
+    A missing file is an empty history. FileFormatError when the file holds lines and none is ours, or one is of an
+    earlier chunktune. A line that a kill cut off is only counted.
     """
     if not path.exists():
         return [], 0
@@ -135,21 +145,26 @@ def read_nights(path: Path, wanted_baseline: str | None = None) -> tuple[list[Ni
         lines = [line for line in path.read_bytes().split(b"\n") if line.strip()]
     except OSError as error:
         raise FileFormatError(f"{path} cannot be read: {error.strerror}") from None
-    nights: list[Night] = []
-    damaged = 0
+    rows: list[HistoryRow] = []
     for line in lines:
         try:
-            nights.append(Night.model_validate(orjson.loads(line)))
+            value = orjson.loads(line)
+            if isinstance(value, dict) and value.get("schema") == "chunktune.night/1":
+                raise FileFormatError(
+                    f"{path} holds rows of an earlier chunktune (schema 'chunktune.night/1')",
+                    "Name another file with --history; this one is left as it is.",
+                )
+            rows.append(HistoryRow.model_validate(value))
         except (orjson.JSONDecodeError, ValidationError):
-            damaged += 1
-    if lines and not nights:
+            continue
+    if lines and not rows:
         raise FileFormatError(
-            f"{path} is no history of chunktune (no line has the schema {NIGHT_SCHEMA})", "Name another file."
+            f"{path} is no history of chunktune (no line has the schema {HISTORY_SCHEMA})", "Name another file."
         )
-    return [n for n in nights if wanted_baseline in (None, n.baseline_id)], damaged
+    return [row for row in rows if wanted in (None, row.frozen_id)], len(lines) - len(rows)
 
 
-def append_night(path: Path, night: Night) -> None:
+def append_history(path: Path, row: HistoryRow) -> None:
     """Add one line; after a line that a kill cut off, on a new one. FileFormatError when it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -158,13 +173,11 @@ def append_night(path: Path, night: Night) -> None:
             if file.tell() > 0:
                 file.seek(-1, 2)
                 cut_off = file.read(1) != b"\n"
-            file.write((b"\n" if cut_off else b"") + orjson.dumps(night.to_json(), option=orjson.OPT_APPEND_NEWLINE))
+            file.write((b"\n" if cut_off else b"") + orjson.dumps(row.to_json(), option=orjson.OPT_APPEND_NEWLINE))
     except OSError as error:
         raise FileFormatError(f"{path} cannot be written: {error.strerror}", "Name another file.") from None
 
 
-def _doubtful(night: Night, metric: str) -> bool:
-    judged = night.metrics.get(metric)
-    return (
-        judged is not None and judged.suspicious and night.verdict in ("ok", "inconclusive") and metric in night.values
-    )
+def _doubtful(row: HistoryRow, metric: str) -> bool:
+    judged = row.metrics.get(metric)
+    return judged is not None and judged.suspicious and row.verdict in ("ok", "inconclusive") and metric in row.values

@@ -1,19 +1,22 @@
-"""The profile's constraints, held against tonight. Pure."""
+"""The profile's constraints and the failed requests, held against what was measured now. Pure."""
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.domain.measurement import Measurement, metric
 from tuner.domain.profile import Constraint
-from tuner.regress.verdict import Evidence, Rules, Word, judge_metric
+from tuner.regress.verdict import Evidence, MetricVerdict, Rules, Word, judge_metric
+
+FAILED = "failed_requests"
 
 
 @dataclass(frozen=True)
 class LimitVerdict:
-    """One constraint tonight. `broken` with `ok` is outside the limit, but within what the baseline scatters."""
+    """One constraint now. `broken` with `ok` is outside the limit, but within the spread of what was frozen."""
 
     constraint: str
     verdict: Word
@@ -29,42 +32,43 @@ class LimitVerdict:
 
 def judge_limits(
     constraints: Sequence[Constraint],
-    baseline: Sequence[Sequence[Measurement]],
-    tonight: Sequence[Sequence[Measurement]],
+    then: Sequence[Sequence[Measurement]],
+    now: Sequence[Sequence[Measurement]],
     rules: Rules,
 ) -> list[LimitVerdict]:
-    """Each constraint on the median over tonight's starts (rounds by start on both sides).
+    """Each constraint on the median over the starts of this run (rounds by start on both sides).
 
-    A limit close to what was frozen is crossed on every other night by noise alone. So a broken limit is
-    a regression only where the metric is significantly worse than at the freeze, or where the baseline has
-    no spread to go by (no failed request then) and more than half of tonight's starts break it.
+    Noise alone crosses a limit close to what was frozen in every other run. So a broken limit is a regression only
+    where the metric is significantly worse than at the freeze, or where the frozen rounds have no spread (no failed
+    request then) and more than half of the starts break it.
     """
-    return [_judge(c, baseline, tonight, rules, max(1, len(constraints))) for c in constraints]
+    return [_judge(c, then, now, rules, max(1, len(constraints))) for c in constraints]
 
 
 def _judge(
     constraint: Constraint,
-    baseline: Sequence[Sequence[Measurement]],
-    tonight: Sequence[Sequence[Measurement]],
+    then: Sequence[Sequence[Measurement]],
+    now: Sequence[Sequence[Measurement]],
     rules: Rules,
     share: int,
 ) -> LimitVerdict:
     text, path = str(constraint), constraint.metric
-    by_start = [statistics.median(v) for v in values_by_start(tonight, path) if v]
+    by_start = [statistics.median(v) for v in values_by_start(now, path) if v]
     if not by_start:
-        return LimitVerdict(text, "inconclusive", None, broken=False, reason=f"{path} was not measured tonight")
-    now = statistics.median(by_start)
-    if constraint.allows(now):
-        return LimitVerdict(text, "ok", now, broken=False)
-    evidence = Evidence(values_by_start(baseline, path), values_by_start(tonight, path))
+        return LimitVerdict(text, "inconclusive", None, broken=False, reason=f"{path} was not measured")
+    level = statistics.median(by_start)
+    if constraint.allows(level):
+        return LimitVerdict(text, "ok", level, broken=False)
+    evidence = Evidence(values_by_start(then, path), values_by_start(now, path))
     judged = judge_metric(path, evidence, Rules(alarm=rules.alarm, tolerance=0.0, prior=rules.prior), share=share)
     if judged.p_worse is None:
         often = sum(not constraint.allows(v) for v in by_start) * 2 > len(by_start)
         word: Word = "regressed" if often else "ok"
-        return LimitVerdict(text, word, now, broken=True, reason="" if often else "in few starts only")
+        return LimitVerdict(text, word, level, broken=True, reason="" if often else "in few starts only")
     if judged.verdict == "regressed":
-        return LimitVerdict(text, "regressed", now, broken=True)
-    return LimitVerdict(text, "ok", now, broken=True, reason="outside the limit, but within the spread of the baseline")
+        return LimitVerdict(text, "regressed", level, broken=True)
+    reason = "outside the limit, but within the spread at the freeze"
+    return LimitVerdict(text, "ok", level, broken=True, reason=reason)
 
 
 def values_by_start(starts: Sequence[Sequence[Measurement]], path: str) -> list[list[float]]:
@@ -74,3 +78,37 @@ def values_by_start(starts: Sequence[Sequence[Measurement]], path: str) -> list[
         values = [metric(r, path) for r in rounds]
         found.append([v for v in values if v is not None])
     return found
+
+
+def count_failures(
+    metrics: Mapping[str, MetricVerdict],
+    then: Sequence[Sequence[Measurement]],
+    now: Sequence[Sequence[Measurement]],
+    *,
+    sides: tuple[str, str],
+    other: Word,
+) -> dict[str, MetricVerdict]:
+    """The verdicts with a row of the failed requests; the side that fails a larger share of them is never better.
+
+    `now` is not `improved` then, but `other`; where `then` fails more, `now` is not `regressed` when `other` is
+    `inconclusive`. `sides` names the two in the row.
+    """
+    (failed_then, of_then), (failed_now, of_now) = _failures(then), _failures(now)
+    counts = f"{sides[0]} {failed_then} of {of_then} requests, {sides[1]} {failed_now} of {of_now}"
+    by_now, by_then = failed_now * of_then > failed_then * of_now, failed_then * of_now > failed_now * of_then
+    judged = {}
+    for name, m in metrics.items():
+        too_good = m.verdict == "improved" and by_now
+        too_bad = m.verdict == "regressed" and by_then and other == "inconclusive"
+        held = too_good or too_bad
+        reason = f"the faster side fails more requests: {counts}"
+        judged[name] = dataclasses.replace(m, verdict=other, reason=reason) if held else m
+    if of_then and of_now and FAILED not in judged:
+        rates = failed_then / sum(map(len, then)), failed_now / sum(map(len, now))
+        judged[FAILED] = MetricVerdict(FAILED, False, "ok", *rates, reason=counts)
+    return judged
+
+
+def _failures(starts: Sequence[Sequence[Measurement]]) -> tuple[int, int]:
+    rounds = [r for start in starts for r in start]
+    return sum(r.failed_requests or 0 for r in rounds), sum(r.requests or 0 for r in rounds)

@@ -1,36 +1,37 @@
-"""A new baseline on purpose; the old one stays in the file. Pure."""
+"""A frozen file measured anew on purpose; what it was measured at before stays in it. Pure."""
 
 from __future__ import annotations
 
-from tuner.domain.frozen import Control, Frozen
-from tuner.freeze.baseline import baseline_of_rounds
-from tuner.regress.night import NightResult
+from tuner.domain.frozen import Frozen, MeasuredStock
+from tuner.freeze.measured import measured_of
+from tuner.regress.run import RunResult
 
 
-def rebased(result: NightResult, at: str) -> Frozen:
-    """The frozen document with tonight's rounds as its baseline, tonight's fingerprint, and the old pair kept.
+def rebased(result: RunResult, at: str) -> Frozen:
+    """The frozen document with the rounds and the fingerprint of this run, and the old ones kept in `previous`.
 
-    The stock control is tonight's as well. Where it did not run the new baseline has none: one of another day
-    would take that day's difference for the machine's.
+    Stock is this run's as well. Where it was not measured the new document has none: the difference between two days
+    would be taken for the machine's.
     """
     old = result.frozen
-    control = None
-    if old.control is not None and result.control_rounds:
-        control = Control(engine_args=old.control.engine_args, baseline=baseline_of_rounds(result.control_rounds))
+    stock = None
+    if old.stock is not None and result.stock_rounds:
+        measured = measured_of(result.stock_rounds)
+        stock = MeasuredStock(**dict(measured), engine_args=old.stock.engine_args)
     kept = {
         "replaced_at": at,
         "created_at": old.created_at,
         "fingerprint": old.fingerprint.to_json(),
-        "baseline": old.baseline.to_json(),
-        "control": None if old.control is None else old.control.to_json(),
+        "measured": old.measured.to_json(),
+        "stock": None if old.stock is None else old.stock.to_json(),
         "verdict": result.verdict,
     }
     return old.model_copy(
         update={
             "created_at": at,
             "fingerprint": result.fingerprint,
-            "baseline": baseline_of_rounds(result.rounds),
-            "control": control,
+            "measured": measured_of(result.rounds),
+            "stock": stock,
             "previous": [*old.previous, kept],
         }
     )

@@ -229,7 +229,10 @@ def explained_by_stock(frozen: Evidence, stock: Evidence, metric: str, rules: Ru
     a laxer condition clears more real regressions than false alarms. And what is left of the frozen setting's
     change after taking stock's off must be no longer significant, or within the tolerance.
     """
-    groups = [group_of(s) for s in (frozen.then, frozen.now, stock.then, stock.now)]
+    try:
+        groups = [group_of(s) for s in (frozen.then, frozen.now, stock.then, stock.now)]
+    except ValueError:
+        return False
     frozen_then, frozen_now, stock_then, stock_now = groups
     if frozen_then is None or frozen_now is None or stock_then is None or stock_now is None:
         return False
@@ -293,4 +296,6 @@ class _Test:
     def contrast(self) -> Contrast:
         """The relative change with its 95 % interval."""
         difference, half = self.sign * self.size, t_quantile(0.975, self.dof) * self.sd
-        return Contrast(change=math.expm1(difference), ci95=(math.expm1(difference - half), math.expm1(difference + half)))
+        return Contrast(
+            change=math.expm1(difference), ci95=(math.expm1(difference - half), math.expm1(difference + half))
+        )

@@ -18,7 +18,7 @@ def describe(m: MetricVerdict) -> str:
 
 
 def verdict_value(path: str, value: float | None) -> str:
-    """`metric_value` with three figures for times too: whole milliseconds would belie a change of some percent."""
+    """`metric_value` with three figures for times too: whole milliseconds would hide a change of some percent."""
     return f"{short(value)} ms" if value is not None and metric_unit(path) == "ms" else metric_value(path, value)
 
 
@@ -28,8 +28,8 @@ def describe_interval(interval: Interval) -> str:
 
 
 def describe_limit(limit: LimitVerdict) -> str:
-    """`283.4 ms tonight`, precise enough to tell it from the limit; a share as the constraint writes it."""
+    """`283.4 ms now`, precise enough to tell it from the limit; a share as the constraint writes it."""
     if limit.now is None:
         return "not measured"
     unit = metric_unit(limit.metric)
-    return f"{limit.now:.4g}{'' if unit in ('', '%') else f' {unit}'} tonight"
+    return f"{limit.now:.4g}{'' if unit in ('', '%') else f' {unit}'} now"

@@ -62,7 +62,9 @@ class _Closing:
 def _table(summary: StudySummary, beside: Sequence[str], *, wide: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1) if wide else (0, 1, 0, 0), show_edge=False)
     for heading in _headings(beside, wide=wide):
-        table.add_column(heading, justify="left" if heading in ("", "note") else "right", no_wrap=heading != "note")
+        left = heading in ("", "note")
+        most = (28 if wide else 18) if heading == "chunk" else None
+        table.add_column(heading, justify="left" if left else "right", no_wrap=heading != "note", max_width=most)
     for row in summary.table:
         cells = _cells(row, summary, beside, wide=wide)
         table.add_row(*map(Text, cells), style="bold green" if row.winner else None)
@@ -129,9 +131,10 @@ def _not_run(summary: StudySummary) -> list[str]:
 
 def _time_line(summary: StudySummary) -> str:
     time = summary.time
+    starts = counted(time.starts, "engine start")
     states = ", ".join(f"{n} {STATE_WORDS.get(state, state)}" for state, n in summary.counts.items() if n)
     return (
-        f"{format_duration(time.total_s)}: {counted(time.starts, 'engine start')} {format_duration(time.engine_start_s)}"
-        f", load {format_duration(time.load_s)}, overhead {format_duration(time.overhead_s)}"
+        f"{format_duration(time.total_s)}: {starts} {format_duration(time.engine_start_s)}, "
+        f"load {format_duration(time.load_s)}, overhead {format_duration(time.overhead_s)}"
         f"{f'. Settings: {states}' if states else ''}."
     )

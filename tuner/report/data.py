@@ -60,10 +60,9 @@ class ReportData:
         return "compared" if self.compared is not None and setting == self.compared.id else ""
 
     def chunk_of(self, line: SettingLine) -> int | None:
-        """Its chunk size; for a setting that leaves it to vLLM, what the engine chose (None when it did not say)."""
+        """Its chunk size; for a setting that leaves it to vLLM, what the engine chose (None where nobody knows)."""
         size = line.knobs.get(CHUNK_KNOB)
         if isinstance(size, int) and not isinstance(size, bool):
             return size
-        if line.id != STOCK_ID:
-            return None
-        return next((s.stock_chunk for s in self.results.starts if s.stock_chunk is not None), None)
+        rows = (r.max_num_batched_tokens for r in self.summary.table if r.setting == line.id)
+        return next(rows, None)

@@ -210,8 +210,7 @@ class SweepView:
         for heading in ("id", "setting", "rounds", f"{metric_title(self._objective)} so far", ""):
             left = heading in ("setting", "")
             table.add_column(heading, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
-        # Copied at once: rounds end while the screen is drawn.
-        rows = sorted(list(self._rows.items()), key=lambda item: item[1].out)
+        rows = sorted(self._rows.items(), key=lambda item: item[1].out)
         room = max(self._console.height - _OTHER_LINES, 4)
         for name, row in rows[:room]:
             middle = median(row.values) if row.values else None
@@ -246,7 +245,9 @@ class SweepView:
         if self._console.width >= LEAST_BAR_WIDTH:
             row.add_column(width=BAR_WIDTH, no_wrap=True)
             pulse = share is None
-            cells.append(ProgressBar(total=1, completed=share or 0, pulse=pulse, width=BAR_WIDTH, complete_style="cyan"))
+            cells.append(
+                ProgressBar(total=1, completed=share or 0, pulse=pulse, width=BAR_WIDTH, complete_style="cyan")
+            )
         row.add_column(no_wrap=True)
         row.add_row(*cells, Text(rest, style="dim"))
         return row

@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.domain.experiment import StudyFile, Summary, Trial
-from tuner.report.answer import objective_of
+from tuner.domain.experiment import StudyFile
+from tuner.domain.units import counted
+from tuner.report.data import ReportData
 from tuner.report.numbers import DASH, gib, metric_title
+from tuner.report.words import objective_of
 
 
 def describe_engine(study: StudyFile) -> str:
@@ -24,7 +26,7 @@ def _devices(gpus: Sequence[dict[str, Any]]) -> str:
 
 
 def fingerprint_rows(study: StudyFile) -> list[tuple[str, str]]:
-    """What a measurement depends on beside the configuration; unknown is a dash."""
+    """What a measurement depends on beside the setting; unknown is a dash."""
     print_ = study.fingerprint
     memory = sorted({gib(g["memory_bytes"]) for g in print_.gpus if g.get("memory_bytes")})
     rows = [
@@ -35,48 +37,70 @@ def fingerprint_rows(study: StudyFile) -> list[tuple[str, str]]:
         ("Devices", f"{_devices(print_.gpus)}{' (' + ', '.join(memory) + ' each)' if memory else ''}"),
         ("Driver", print_.driver_version),
         ("Workload", f"sha256 {study.workload_sha256[:12]}"),
-        ("Space", f"sha256 {study.space_sha256[:12]}"),
-        ("Search", f"{study.sampler}, seed {study.seed}"),
+        ("Search", f"{study.design.get('sampler') or 'sampler not recorded'}, seed {study.seed}"),
         ("Study made", study.created_at),
         *((name, version) for name, version in sorted(study.versions.items()) if name not in ("vllm", "engine")),
     ]
     return [(name, value or DASH) for name, value in rows]
 
 
-def describe_method(study: StudyFile, summary: Summary, trials: Sequence[Trial]) -> list[str]:
-    """Sentences: load, rounds, percentiles, comparison, objective, constraints, memory."""
-    profile = study.profile
-    objective = objective_of(study)
+def describe_method(data: ReportData) -> list[str]:
+    """Sentences: load, rounds, cycles, finals, the verdict's rule, percentiles, memory."""
+    objective = objective_of(data.study)
     aims = [f"{metric_title(m)} as low as possible" for m in objective.minimize]
     aims += [f"{metric_title(m)} as high as possible" for m in objective.maximize]
-    constraints = ", ".join(str(c) for c in profile.get("constraints") or []) or "none"
+    limits = ", ".join(str(c) for c in data.study.profile.get("constraints") or []) or "none"
     sentences = [
-        f"Load: {_load(profile.get('workload'))}.",
-        "Each round uses a prefix never sent before. A first burst fills the cache and is reported apart as the cold "
-        "burst; the measured requests follow without a drain. A discarded warm-up on another prefix comes first. A "
-        "round whose very first request finds cached tokens does not count.",
-        f"Every configuration ran {profile.get('rounds', 3)} rounds; each value is the median of the rounds. "
-        "Percentiles are nearest rank. TTFT runs from the moment a request is due to its first generated token.",
-        "The stock configuration is the baseline. Where finals ran, the best candidates and the baseline were measured "
-        "once more, interleaved and on fresh starts, and those are the numbers compared here.",
-        f"Sought: {' and '.join(aims)}. Constraints: {constraints}.",
-        _memory_sentence(trials),
+        f"Load: {_load(data.study.profile.get('workload'))}.",
+        f"Goal: {' and '.join(aims)}. Limits: {limits}.",
+        "Each round uses prefixes never sent before. The first requests arrive together and are reported as the cold "
+        "burst; the measured requests follow without a pause. A round whose very first request finds cached tokens is "
+        "discarded and driven again. The first round of a start is preceded by a warm-up that does not count.",
+        _starts_sentence(data),
+        "Stock is what vLLM runs without chunktune's options. Another setting is chosen only if the 95 % interval of "
+        "its improvement in the finals excludes zero and it meets every limit with a probability of at least 0.9, or "
+        "if stock itself breaks a limit.",
+        "Values are medians of the rounds; percentiles are nearest rank. TTFT runs from the moment a request is due "
+        "to its first generated token. Changes are ratios of rounds of the same cycle, and their intervals take the "
+        "engine start as the unit of replication.",
+        _memory_sentence(data),
     ]
-    if summary.simulated:
+    if data.summary.simulated:
         sentences.insert(0, "Nothing here was measured on a GPU: the engine is a simulation with modelled step times.")
-    return sentences
+    return [text for text in sentences if text]
 
 
-def _memory_sentence(trials: Sequence[Trial]) -> str:
-    sources = {t.median.memory.source for t in trials if t.median is not None}
+def _starts_sentence(data: ReportData) -> str:
+    results = data.results
+    searches, finals, literal = (len(results.numbers(p)) for p in ("search", "final", "literal"))
+    told = ""
+    if any(start.live for start in results.starts):
+        told = (
+            f"{counted(searches, 'engine start')} measured the settings of the search, switched while the engine was "
+            "idle and with an emptied prefix cache. A cycle is one pass over the settings still in question, in random "
+            "order, all with the same arrivals and lengths. "
+        )
+    elif searches or results.numbers("single"):
+        told = "Each engine start of the search measured one setting. "
+    if finals:
+        told += (
+            f"The finals measured the best settings and stock again, interleaved, on {counted(finals, 'fresh start')}."
+        )
+    if literal:
+        told += " Last, the frozen command was started as it is and measured."
+    return told.strip()
+
+
+def _memory_sentence(data: ReportData) -> str:
+    sources = {row.measurement.memory.source for row in data.results.kept()}
     told = {
-        "nvml": "Memory is what NVML reports as used on the fullest device, sampled during the rounds; the parts come "
-        "from the engine's own log.",
+        "nvml": "Memory is what NVML reports as used on the fullest device during the rounds; it belongs to the engine "
+        "start, not to one setting.",
         "host": "Memory is the resident memory of the engine's process tree: there was no GPU to ask.",
         "simulated": "Memory is what the simulated engine models.",
         "unavailable": "Memory could not be measured.",
     }
-    return " ".join(text for source, text in told.items() if source in sources) or told["unavailable"]
+    return " ".join(text for source, text in told.items() if source in sources)
 
 
 def _load(workload: Any) -> str:

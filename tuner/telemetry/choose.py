@@ -16,15 +16,17 @@ def memory_source(
     base_url: str,
     pids: Callable[[], list[int]] | None,
     environment: Mapping[str, str] | None = None,
+    count: int | None = None,
 ) -> MemorySource:
     """NVML where it works; else the host's memory of the tree, with the reason; sim: simulated.
 
     `pids` is None for a server that somebody else runs: then nothing but NVML may be looked at, and
-    that only says something when the server is on this machine. `environment` is the engine's.
+    that only says something when the server is on this machine. `environment` is the engine's, `count` the
+    number of GPUs that it takes of those that it sees.
     """
     if kind == "sim":
         return SimulatedSource(base_url)
-    nvml = NvmlSource(pids=pids, environment=environment)
+    nvml = NvmlSource(pids=pids, environment=environment, count=count)
     try:
         nvml.open()
     except SourceError as error:

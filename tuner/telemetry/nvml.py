@@ -53,12 +53,15 @@ class NvmlSource:
         device_uuids: Sequence[str] | None = None,
         pids: Callable[[], list[int]] | None = None,
         environment: Mapping[str, str] | None = None,
+        count: int | None = None,
     ) -> None:
         """Devices by UUID; without them those of CUDA_VISIBLE_DEVICES, without that all.
 
-        `pids` gives the engine's process tree.
+        Of these the first `count`, which are the ones that an engine of so many ranks takes. `pids` gives the
+        engine's process tree.
         """
         self.reason = ""
+        self._count = count
         self._asked = device_uuids
         self._tree = Tree(pids) if pids is not None else None
         self._environment = os.environ if environment is None else environment
@@ -77,7 +80,7 @@ class NvmlSource:
             raise SourceError(f"NVML: {error}") from None
         try:
             self._handles = dict(self._find(nvml))
-            self._totals = {uuid: int(nvml.nvmlDeviceGetMemoryInfo(h).total) for uuid, h in self._handles.items()}
+            self._totals = {uuid: int(_memory(nvml, h).total) for uuid, h in self._handles.items()}
         except nvml.NVMLError as error:
             _shut(nvml)
             raise SourceError(f"NVML: {error}") from None
@@ -90,7 +93,7 @@ class NvmlSource:
         asked = self._asked if self._asked is not None else visible_devices(self._environment)
         names = [str(i) for i in range(nvml.nvmlDeviceGetCount())] if asked is None else asked
         handles = []
-        for name in names:
+        for name in names[: self._count]:
             handle = nvml.nvmlDeviceGetHandleByIndex(int(name)) if name.isdecimal() else _by_uuid(nvml, name)
             handles.append((_text(nvml.nvmlDeviceGetUUID(handle)), handle))
         return handles
@@ -102,7 +105,7 @@ class NvmlSource:
         mine = set(self._tree.at(at_s)) if self._tree is not None else set()
         samples = []
         for uuid, handle in self._handles.items():
-            used = self._ask("memory", uuid, nvml.nvmlDeviceGetMemoryInfo, handle)
+            used = self._ask("memory", uuid, lambda h: _memory(nvml, h), handle)
             if used is None:
                 continue
             share = self._ask("utilization", uuid, nvml.nvmlDeviceGetUtilizationRates, handle)
@@ -127,6 +130,14 @@ class NvmlSource:
         if self._nvml is not None:
             _shut(self._nvml)
             self._nvml = None
+
+
+def _memory(nvml: Any, handle: Any) -> Any:
+    """Total and used bytes. The first version of the call counts what the driver reserves as used."""
+    try:
+        return nvml.nvmlDeviceGetMemoryInfo(handle, version=nvml.nvmlMemory_v2)
+    except (nvml.NVMLError_FunctionNotFound, nvml.NVMLError_NotSupported, nvml.NVMLError_ArgumentVersionMismatch):
+        return nvml.nvmlDeviceGetMemoryInfo(handle)
 
 
 def _by_uuid(nvml: Any, uuid: str) -> Any:
@@ -175,9 +186,9 @@ class DeviceFacts:
     reason: str = ""
 
 
-def describe_devices(environment: Mapping[str, str] | None = None) -> DeviceFacts:
-    """The devices that an engine started now would see, with the processes that use them already."""
-    source = NvmlSource(environment=environment)
+def describe_devices(environment: Mapping[str, str] | None = None, count: int | None = None) -> DeviceFacts:
+    """The devices that an engine started now would see (the first `count`), with the processes that use them."""
+    source = NvmlSource(environment=environment, count=count)
     try:
         source.open()
     except SourceError as error:
@@ -193,7 +204,7 @@ def describe_devices(environment: Mapping[str, str] | None = None) -> DeviceFact
 def _describe(nvml: Any, handles: Mapping[str, Any]) -> DeviceFacts:
     devices = []
     for uuid, handle in handles.items():
-        memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+        memory = _memory(nvml, handle)
         try:
             running = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
         except nvml.NVMLError:

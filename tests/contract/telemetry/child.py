@@ -1,6 +1,6 @@
 """What a memory source shows, as JSON: run in a process of its own where NVML has to be another library.
 
-python child.py facts|samples|describe|choose|sampler [ARGUMENT...]
+python child.py facts|samples|first|describe|choose|sampler [ARGUMENT...]
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def facts(source: MemorySource) -> dict[str, Any]:
     return {"name": source.name, "devices": [s.device for s in first], "totals": dict(totals)}
 
 
-def samples(count: int, uuids: list[str]) -> dict[str, Any]:
-    source = NvmlSource(uuids or None, pids=lambda: [4242])
+def samples(count: int, uuids: list[str], devices: int | None = None) -> dict[str, Any]:
+    source = NvmlSource(uuids or None, pids=lambda: [4242], count=devices)
     try:
         source.open()
     except SourceError as error:
@@ -74,6 +74,8 @@ def main(command: str, *arguments: str) -> Any:
             return facts(NvmlSource())
         case "samples":
             return samples(int(arguments[0]), list(arguments[1:]))
+        case "first":
+            return samples(1, [], int(arguments[0]))
         case "describe":
             return dataclasses.asdict(describe_devices())
         case "choose":

@@ -50,6 +50,16 @@ def test_the_engine_s_visible_devices_are_the_ones_looked_at(ask_nvml, visible: 
     assert _column(found, "device") == [devices]
 
 
+@pytest.mark.parametrize(("visible", "device"), [(None, GPU), ("1,0", OTHER)])
+def test_an_engine_of_one_rank_uses_the_first_visible_device(ask_nvml, visible: str | None, device: str) -> None:
+    found = ask_nvml(TWO, "first", "1", env={"CUDA_VISIBLE_DEVICES": visible} if visible else {})
+    assert _column(found, "device") == [[device]]
+
+
+def test_what_the_driver_reserves_is_not_used(ask_nvml) -> None:
+    assert _column(ask_nvml(f"{ONE}reserved {GPU} 50\n", "samples", "1"), "used_bytes") == [[200]]
+
+
 @pytest.mark.parametrize("visible", ["", "-1"])
 def test_hidden_devices_are_not_looked_at(ask_nvml, visible: str) -> None:
     assert "no device" in ask_nvml(TWO, "samples", "1", env={"CUDA_VISIBLE_DEVICES": visible})["error"]

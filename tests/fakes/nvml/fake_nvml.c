@@ -5,6 +5,7 @@
  *   driver VERSION
  *   device UUID TOTAL_BYTES NAME...
  *   used UUID BYTES [BYTES...]      one value a call; the last one stays
+ *   reserved UUID BYTES             what the driver keeps; the first version of the call counts it as used
  *   busy UUID PERCENT [PERCENT...]  one value a call; the last one stays
  *   process UUID PID [BYTES]        without BYTES: not available, as in a container
  *   error FUNCTION CODE [FROM [TO]] its calls FROM to TO (counted from 1) return CODE
@@ -27,7 +28,7 @@ struct series { long long values[MOST_VALUES]; int count, next; };
 struct process { unsigned pid; unsigned long long bytes; };
 struct device {
     char uuid[96], name[96];
-    unsigned long long total;
+    unsigned long long total, reserved;
     struct series used, busy;
     struct process processes[MOST];
     unsigned process_count;
@@ -71,6 +72,8 @@ static void read_line(char *line) {
         sscanf(rest, "%llu %95[^\n]", &device->total, device->name);
     } else if (strcmp(kind, "used") == 0 && device) {
         read_series(&device->used, rest);
+    } else if (strcmp(kind, "reserved") == 0 && device) {
+        device->reserved = strtoull(rest, NULL, 10);
     } else if (strcmp(kind, "busy") == 0 && device) {
         read_series(&device->busy, rest);
     } else if (strcmp(kind, "process") == 0 && device && device->process_count < MOST) {
@@ -171,10 +174,24 @@ struct memory { unsigned long long total, free, used; };
 int nvmlDeviceGetMemoryInfo(struct device *device, struct memory *memory) {
     FAULTS;
     memory->total = device->total;
-    memory->used = (unsigned long long)next_value(&device->used);
+    memory->used = (unsigned long long)next_value(&device->used) + device->reserved;
     memory->free = memory->total - memory->used;
     return OK;
 }
+
+#ifndef WITHOUT_MEMORY_V2
+struct memory_v2 { unsigned version; unsigned long long total, reserved, free, used; };
+int nvmlDeviceGetMemoryInfo_v2(struct device *device, struct memory_v2 *memory) {
+    /* A fault of the call is meant whichever version of it is made. */
+    int code = faulty("nvmlDeviceGetMemoryInfo");
+    if (code) return code;
+    memory->total = device->total;
+    memory->reserved = device->reserved;
+    memory->used = (unsigned long long)next_value(&device->used);
+    memory->free = memory->total - memory->used - memory->reserved;
+    return OK;
+}
+#endif
 
 #ifndef WITHOUT_UTILIZATION
 struct utilization { unsigned gpu, memory; };

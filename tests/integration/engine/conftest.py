@@ -35,7 +35,7 @@ def make_spec(tmp_path: Path) -> MakeSpec:
             model="fake/model",
             args={"max_num_batched_tokens": 512} if args is None else args,
             env={"FAKE_VLLM": json.dumps(script)},
-            log_path=tmp_path / "trial" / "engine.log",
+            log_path=tmp_path / "start" / "engine.log",
             startup_timeout_s=timeout_s,
             record_dir=tmp_path / "records",
             term_wait_s=term_wait_s,

@@ -42,13 +42,13 @@ async def test_an_error_of_our_own(make_spec: MakeSpec, left_over: LeftOver) -> 
     spec = make_spec(**STUBBORN)
     ports = []
 
-    async def trial() -> None:
+    async def serve() -> None:
         async with launched(spec) as engine:
             ports.append(engine.port)
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        await trial()
+        await serve()
     assert_nothing_left(spec, ports[0], left_over)
 
 
@@ -94,12 +94,12 @@ async def test_cancelled(make_spec: MakeSpec, left_over: LeftOver, during: str, 
     spec = make_spec(ready_after_s=30 if during == "start" else 0, **STUBBORN)
     ready = asyncio.Event()
 
-    async def trial() -> None:
+    async def serve() -> None:
         async with launched(spec):
             ready.set()
             await asyncio.sleep(60)
 
-    task = asyncio.create_task(trial())
+    task = asyncio.create_task(serve())
     if during == "load":
         await asyncio.wait_for(ready.wait(), 20)
     else:

@@ -145,29 +145,3 @@ def test_a_live_api_server_before_a_dead_engine_is_said() -> None:
 def test_every_code_has_a_policy_and_every_policy_a_code() -> None:
     assert set(POLICIES) == set(CAUSES)
     assert policy("never heard of") == "environment"
-
-
-@pytest.mark.parametrize(
-    ("code", "expected"),
-    [
-        *((c, "candidate") for c in ("kv_cache_too_small", "invalid_combination", "block_size", "cuda_oom")),
-        *(
-            (c, "environment")
-            for c in ("no_free_memory", "port_in_use", "startup_timeout", "engine_died", "engine_stalled")
-        ),
-        *(
-            (c, "fatal")
-            for c in (
-                "unknown_option",
-                "gated_model",
-                "missing_model",
-                "missing_tokenizer",
-                "unsupported_gpu",
-                "auth",
-            )
-        ),
-        ("http_error", "load"),
-    ],
-)
-def test_policy_table(code: str, expected: str) -> None:
-    assert policy(code) == expected

@@ -1,7 +1,7 @@
 """The plug-in's counters out of a log."""
 
-from tuner.scheduler.decisions import Counters
 from tuner.experiment.plugin_log import counted_between, last_counters
+from tuner.scheduler.decisions import Counters
 
 
 def line(counters: Counters) -> str:

@@ -10,16 +10,16 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.frozen_trials import frozen_of, trial_of
-from tuner.domain.setting import ReuseBudget, Scalar
+from tests.fakes.frozen import frozen_of
 from tuner.domain.frozen import Frozen
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.engine.argv import from_argv
 from tuner.engine.launch import SCHEDULER_CLASS as LAUNCHED_CLASS
 from tuner.freeze.export import SCHEDULER_CLASS, config_mapping, serve_command, to_args, to_json, to_yaml
 
 
 def frozen_with(args: dict[str, Scalar], budget: ReuseBudget | None = None) -> Frozen:
-    frozen = frozen_of(trial_of(3, [100.0]))
+    frozen = frozen_of()
     command = serve_command(("vllm",), frozen.model, args, budget)
     return frozen.model_copy(update={"engine_args": args, "reuse_budget": budget, "command": command})
 

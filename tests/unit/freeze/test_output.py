@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fakes.frozen_trials import frozen_of, trial_of
+from tests.fakes.frozen import frozen_of
 from tuner.cli.freeze import write_export
 from tuner.errors import UsageError
 from tuner.freeze import to_args, to_json, to_yaml
@@ -16,7 +16,7 @@ from tuner.freeze import to_args, to_json, to_yaml
 @pytest.mark.parametrize("export", [to_args, to_json, to_yaml])
 def test_its_own_exports_are_replaced(tmp_path: Path, export: object) -> None:
     path = tmp_path / "out"
-    path.write_text(export(frozen_of(trial_of(1, [80.0]))))  # type: ignore[operator]
+    path.write_text(export(frozen_of()))  # type: ignore[operator]
     write_export(path, "new")
     assert path.read_text() == "new"
 

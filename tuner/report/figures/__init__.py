@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from tuner.report.data import ReportData
 from tuner.report.figures.base import Figure
-from tuner.report.figures.by_chunk import memory_by_chunk, ttft_by_chunk
-from tuner.report.figures.over_time import memory_over_time, sweep_timeline, trend
-from tuner.report.figures.scheduling import ttft_distributions, utilization
-from tuner.report.figures.search import importance, pareto
+from tuner.report.figures.by_chunk import itl_by_chunk, others_by_chunk, ttft_by_chunk
+from tuner.report.figures.differences import contrasts, importance, pareto, rounds_by_cycle, ttft_distribution
+from tuner.report.figures.over_time import memory_over_time, utilisation_over_time, where_time_went
 
 __all__ = ["Figure", "all_figures"]
 
@@ -16,12 +15,14 @@ def all_figures(data: ReportData) -> list[Figure]:
     """Every figure; one without data says why in `absent`."""
     return [
         ttft_by_chunk(data),
-        memory_by_chunk(data),
+        itl_by_chunk(data),
+        contrasts(data),
+        rounds_by_cycle(data),
+        ttft_distribution(data),
         memory_over_time(data),
-        ttft_distributions(data),
-        utilization(data),
-        trend(data),
+        utilisation_over_time(data),
+        *others_by_chunk(data),
         pareto(data),
         importance(data),
-        sweep_timeline(data),
+        where_time_went(data),
     ]

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.domain.experiment import SettingLine
 from tuner.domain.measurement import metric
-from tuner.domain.experiment import Trial
 from tuner.report.numbers import metric_title, metric_unit
 
 Cell = str | int | float | None
@@ -22,7 +22,7 @@ LEAST_HEIGHT = 340
 WIDE_SPREAD = 6.0
 """Ratio of largest to smallest value from which an axis is logarithmic."""
 MOST_LABELLED = 40
-"""Trials up to which each is drawn as a labelled line or row; beyond, points."""
+"""Settings up to which each is drawn as a labelled line or row; beyond, points."""
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,24 @@ def metric_axis(path: str, values: Sequence[float], title: str = "") -> dict[str
     return axis(label, type="log", tickvals=ticks, ticktext=[f"{t:,g}" for t in ticks])
 
 
-def value(trial: Trial, path: str) -> float | None:
-    """The trial's median at a metric path."""
-    return None if trial.median is None else metric(trial.median, path)
+def value(line: SettingLine, path: str) -> float | None:
+    """The setting's median at a metric path."""
+    return None if line.median is None else metric(line.median, path)
 
 
-def error_bars(trials: Sequence[Trial], path: str) -> dict[str, Any] | None:
-    """Plotly's asymmetric error bars from the trials' 95 % intervals; None when none has any."""
+def lines_trace(name: str, x: Sequence[Any], y: Sequence[Any], colour: str, hover: str, **more: Any) -> Trace:
+    """A line with markers; `line` and `mode` among `more` are laid over its own."""
+    line = {"color": colour, "width": 1.6, **more.pop("line", {})}
+    base = {"type": "scatter", "mode": "lines+markers", "name": name, "x": list(x), "y": list(y), "line": line}
+    return {**base, "marker": {"color": colour, "size": 6}, "hovertemplate": f"{hover}<extra></extra>", **more}
+
+
+def error_bars(lines: Sequence[SettingLine], path: str) -> dict[str, Any] | None:
+    """Plotly's asymmetric error bars from the settings' 95 % intervals; None when none has any."""
     above: list[float] = []
     below: list[float] = []
-    for trial in trials:
-        middle, interval = value(trial, path), trial.ci95.get(path)
+    for line in lines:
+        middle, interval = value(line, path), line.ci95.get(path)
         low, high = interval if interval is not None and middle is not None else (0.0, 0.0)
         above.append(0.0 if middle is None or interval is None else max(high - middle, 0.0))
         below.append(0.0 if middle is None or interval is None else max(middle - low, 0.0))

@@ -1,14 +1,15 @@
-"""TTFT and memory over the chunk size."""
+"""Metrics over the chunk size, with stock, the limits, and what cannot run."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from tuner.domain.experiment import STOCK_ID, SettingLine
 from tuner.domain.setting import CHUNK_KNOB
-from tuner.domain.measurement import Memory
-from tuner.domain.experiment import Trial
-from tuner.report.answer import objective_of, trial_label
 from tuner.report.data import ReportData
 from tuner.report.figures.base import (
     ACCENT,
+    BAD,
     INK,
     MOST_LABELLED,
     MUTED,
@@ -16,196 +17,144 @@ from tuner.report.figures.base import (
     Cell,
     Figure,
     Trace,
-    axis,
     error_bars,
+    lines_trace,
     literal,
     log_axis,
     metric_axis,
     rounded,
     value,
 )
+from tuner.report.numbers import metric_title, metric_unit, metric_value
+from tuner.report.words import TTFT_COLUMNS, constraints_of, objective_of
 
-GIB = 2**30
-_QUANTILES = (("p50", SOFT), ("p90", ACCENT), ("p99", MUTED))
-
-
-def chunk_of(trial: Trial) -> int | None:
-    """The chunk size asked for; None where the candidate leaves it to vLLM."""
-    size = trial.knobs.get(CHUNK_KNOB)
-    return size if isinstance(size, int) and not isinstance(size, bool) else None
-
-
-def one_per_chunk(data: ReportData) -> list[Trial]:
-    """A configuration for each chunk size: the one that varies nothing else, or the best where all vary more."""
-    objective = objective_of(data.study)
-    path, sign = objective.metrics[0], objective.signs[0]
-    sized = [t for t in data.configurations() if chunk_of(t) is not None and t.role not in ("baseline", "reference")]
-    plain = [t for t in sized if set(t.knobs) == {CHUNK_KNOB} and t.reuse_budget is None]
-    chosen: dict[int, tuple[float, Trial]] = {}
-    for trial in plain if len({chunk_of(t) for t in plain}) >= 2 else sized:
-        score = value(trial, path)
-        ranked = (float("inf") if score is None else sign * score, trial)
-        size = chunk_of(trial) or 0
-        if size not in chosen or ranked[0] < chosen[size][0]:
-            chosen[size] = ranked
-    return [chosen[size][1] for size in sorted(chosen)]
+Series = Sequence[tuple[str, str]]
+"""Metric paths with their colours; the accented one is the figure's subject."""
+_TTFT: Series = (("ttft_ms.p50", SOFT), ("ttft_ms.p90", ACCENT), ("ttft_ms.p99", MUTED))
 
 
 def ttft_by_chunk(data: ReportData) -> Figure:
-    """P50, P90 and P99 with intervals, the baseline's P90 as a line."""
-    title, says = "TTFT over chunk size", "Lower is better."
-    trials = [t for t in one_per_chunk(data) if t.median is not None and t.median.ttft_ms is not None]
-    if not trials:
-        return Figure("ttft-by-chunk", title, says, absent="no chunk size has a measured TTFT")
-    sizes = [chunk_of(t) or 0 for t in trials]
-    mode = "lines+markers" if len(trials) <= MOST_LABELLED else "markers"
-    traces = [_quantile(trials, sizes, stat, colour, mode) for stat, colour in _QUANTILES]
-    if any("error_y" in trace for trace in traces):
-        says += " Bars are 95 % intervals over the rounds."
-    baseline = data.baseline
-    level = None if baseline is None else value(baseline, "ttft_ms.p90")
-    if level is not None:
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": "stock P90",
-                "x": [min(sizes), max(sizes)],
-                "y": [level, level],
-                "line": {"color": INK, "width": 1.2, "dash": "dot"},
-                "hovertemplate": "stock: P90 %{y:.0f} ms<extra></extra>",
-            }
-        )
-    values = [y for trace in traces for y in trace["y"] if y is not None]
-    rows: list[list[Cell]] = [
-        [t.number, size, *(rounded(value(t, f"ttft_ms.{s}")) for s, _ in _QUANTILES), *_interval(t, "ttft_ms.p90")]
-        for t, size in zip(trials, sizes, strict=True)
-    ]
-    return Figure(
-        "ttft-by-chunk",
-        title,
-        says,
-        traces,
-        {"xaxis": log_axis("max_num_batched_tokens", sizes), "yaxis": metric_axis("ttft_ms.p90", values, "TTFT")},
-        ["trial", "chunk", "p50_ms", "p90_ms", "p99_ms", "p90_low_ms", "p90_high_ms"],
-        rows,
+    return over_chunk(data, "ttft-by-chunk", "TTFT over chunk size", _TTFT)
+
+
+def itl_by_chunk(data: ReportData) -> Figure:
+    """What decoding pays for large chunks."""
+    return over_chunk(
+        data, "itl-by-chunk", "Inter-token latency over chunk size", (("itl_ms.p50", SOFT), ("itl_ms.p99", ACCENT))
     )
 
 
-def _quantile(trials: list[Trial], sizes: list[int], stat: str, colour: str, mode: str) -> Trace:
-    trace: Trace = {
-        "type": "scatter",
-        "mode": mode,
-        "name": stat.upper(),
-        "x": sizes,
-        "y": [value(t, f"ttft_ms.{stat}") for t in trials],
-        "text": [literal(f"trial {t.number}, {trial_label(t)}") for t in trials],
-        "line": {"color": colour, "width": 2.4 if stat == "p90" else 1.4},
-        "marker": {"color": colour, "size": 7 if mode != "markers" else 4},
-        "hovertemplate": f"%{{text}}<br>{stat.upper()} %{{y:.1f}} ms<extra></extra>",
-    }
-    bars = error_bars(trials, f"ttft_ms.{stat}") if mode != "markers" else None
+def others_by_chunk(data: ReportData) -> list[Figure]:
+    """What is optimized beside TTFT, the prefix hit rate and the prefill chunks, a figure each."""
+    paths = [path for path in objective_of(data.study).metrics if path not in (*TTFT_COLUMNS, "itl_ms.p99")]
+    paths += ["prefix_hit_rate", "prefill_chunks_per_request"]
+    return [
+        over_chunk(data, f"{path.replace('.', '-').replace('_', '-')}-by-chunk", _title(path), ((path, ACCENT),))
+        for path in dict.fromkeys(paths)
+    ]
+
+
+def _title(path: str) -> str:
+    title = metric_title(path)
+    return f"{title[:1].upper()}{title[1:]} over chunk size"
+
+
+def over_chunk(data: ReportData, key: str, title: str, series: Series) -> Figure:
+    """One line a metric over the chunk sizes; stock's level of the accented one, and the limits, lie across."""
+    main = next(path for path, colour in series if colour == ACCENT)
+    lines = [line for line in one_per_chunk(data) if any(value(line, path) is not None for path, _ in series)]
+    says = "Medians of the rounds."
+    if not lines:
+        return Figure(key, title, says, absent=_why_absent(data, main))
+    sizes = [data.chunk_of(line) or 0 for line in lines]
+    marked = len(lines) <= MOST_LABELLED
+    traces = [_metric_trace(lines, sizes, path, colour, marked=marked) for path, colour in series]
+    if any("error_y" in trace for trace in traces):
+        says += " Bars are 95 % intervals."
+    traces += _winner(data, lines, sizes, main)
+    ends = [min(sizes), max(sizes)]
+    stock = None if data.stock is None else value(data.stock, main)
+    if stock is not None:
+        told = f"stock {metric_title(main)}: {metric_value(main, stock)}"
+        traces.append(_across("stock", ends, stock, INK, told))
+    for constraint in constraints_of(data.study):
+        if constraint.metric in dict(series):
+            name = f"limit {metric_title(constraint.metric)} {constraint.op} {constraint.limit:g}"
+            traces.append(_across(literal(name), ends, constraint.limit, BAD, literal(name)))
+    values = [y for trace in traces for y in trace["y"] if y is not None]
+    traces += _cannot_run(data, max(values))
+    x = [*sizes, *(size for trace in traces for size in trace["x"])]
+    rows: list[list[Cell]] = [
+        [line.id, size, *(rounded(value(line, path)) for path, _ in series), *map(rounded, line.ci95.get(main, ()))]
+        for line, size in zip(lines, sizes, strict=True)
+    ]
+    header = ["setting", "chunk", *(path for path, _ in series), f"{main} low", f"{main} high"]
+    rows = [row + [None] * (len(header) - len(row)) for row in rows]
+    y_axis = metric_axis(main, values, metric_title(main) if len(series) == 1 else metric_title(main).split(" ")[0])
+    return Figure(key, title, says, traces, {"xaxis": log_axis(CHUNK_KNOB, x), "yaxis": y_axis}, header, rows)
+
+
+def one_per_chunk(data: ReportData) -> list[SettingLine]:
+    """A setting for each chunk size: the one that varies nothing else, or the best where all vary more."""
+    sized = [s for s in data.summary.settings if s.id != STOCK_ID and CHUNK_KNOB in s.knobs and s.median is not None]
+    plain = [line for line in sized if set(line.knobs) == {CHUNK_KNOB}]
+    chosen: dict[int, tuple[float, SettingLine]] = {}
+    for line in plain if len({data.chunk_of(line) for line in plain}) >= 2 else sized:
+        size, score = data.chunk_of(line), value(line, data.path)
+        cost = float("inf") if score is None else data.sign * score
+        if size is not None and (size not in chosen or cost < chosen[size][0]):
+            chosen[size] = (cost, line)
+    return [chosen[size][1] for size in sorted(chosen)]
+
+
+def _why_absent(data: ReportData, path: str) -> str:
+    reasons = [s.median.unmeasured.get(path.partition(".")[0]) for s in data.summary.settings if s.median is not None]
+    if len([s for s in data.summary.settings if s.median is not None and data.chunk_of(s) is not None]) == 0:
+        return "no chunk size was measured"
+    return next((reason for reason in reasons if reason), "not measured for any chunk size")
+
+
+def _metric_trace(lines: list[SettingLine], sizes: list[int], path: str, colour: str, *, marked: bool) -> Trace:
+    stat = path.rpartition(".")[2].upper() if "." in path else metric_title(path)
+    trace = lines_trace(
+        stat,
+        sizes,
+        [value(line, path) for line in lines],
+        colour,
+        f"%{{text}}<br>{stat} %{{y:{'.1%' if metric_unit(path) == '%' else '.1f'}}} {metric_unit(path).strip('%')}",
+        mode="lines+markers" if marked else "markers",
+        text=[literal(line.label) for line in lines],
+        line={"width": 2.4 if colour == ACCENT else 1.4},
+        marker={"color": colour, "size": 7 if marked else 4},
+    )
+    bars = error_bars(lines, path) if marked else None
     return {**trace, "error_y": {**bars, "color": colour}} if bars else trace
 
 
-def _interval(trial: Trial, path: str) -> tuple[Cell, Cell]:
-    low, high = trial.ci95.get(path, (None, None))
-    return rounded(low), rounded(high)
+def _winner(data: ReportData, lines: list[SettingLine], sizes: list[int], path: str) -> list[Trace]:
+    found = [(size, line) for size, line in zip(sizes, lines, strict=True) if line.id == data.summary.winner]
+    points = [(size, y) for size, line in found if (y := value(line, path)) is not None]
+    if not points:
+        return []
+    ring = {"color": INK, "size": 15, "symbol": "circle-open", "line": {"width": 2}}
+    return [lines_trace("winner", *zip(*points, strict=True), INK, "winner", mode="markers", marker=ring)]
 
 
-_PARTS = (
-    ("weights_bytes", "weights", MUTED),
-    ("kv_pool_bytes", "KV pool", SOFT),
-    ("kv_in_use_peak_bytes", "KV in use", SOFT),
-    ("activation_peak_bytes", "activation peak", ACCENT),
-)
+def _across(name: str, ends: list[int], level: float, colour: str, told: str) -> Trace:
+    dash = {"width": 1.2, "dash": "dot" if colour == INK else "dash"}
+    return lines_trace(name, ends, [level, level], colour, told, mode="lines", line=dash)
 
 
-def memory_by_chunk(data: ReportData) -> Figure:
-    """The device's peak beside the parts that the engine tells apart."""
-    title = "Memory over chunk size"
-    says = "The engine preallocates its KV pool, so the device's peak hardly moves; the parts "
-    says += "tell chunk sizes apart. Bars, where there are any, span the rounds."
-    trials = [t for t in one_per_chunk(data) if t.median is not None and _has_memory(t.median.memory)]
-    if not trials:
-        return Figure("memory-by-chunk", title, says, absent="no memory figure for any chunk size")
-    sizes = [chunk_of(t) or 0 for t in trials]
-    mode = "lines+markers" if len(trials) <= MOST_LABELLED else "markers"
-    series = {"device peak": [peak_gib(t) for t in trials]}
-    series |= {name: [_part_gib(t, field) for t in trials] for field, name, _ in _PARTS}
-    colours = {"device peak": INK} | {name: colour for _, name, colour in _PARTS}
-    kept = {name: values for name, values in series.items() if any(v is not None for v in values)}
-    traces: list[Trace] = [
-        {
-            "type": "scatter",
-            "mode": mode,
-            "name": name,
-            "x": sizes,
-            "y": values,
-            "text": [literal(f"trial {t.number}, {trial_label(t)}") for t in trials],
-            "line": {
-                "color": colours[name],
-                "width": 2.4 if name == "activation peak" else 1.4,
-                "dash": "dot" if name in ("weights", "KV in use") else "solid",
-            },
-            "marker": {
-                "color": colours[name],
-                "size": 6 if mode != "markers" else 4,
-                "symbol": "circle-open" if name in ("weights", "KV in use") else "circle",
-            },
-            "hovertemplate": f"%{{text}}<br>{name} %{{y:.2f}} GiB<extra></extra>",
-        }
-        for name, values in kept.items()
+def _cannot_run(data: ReportData, level: float) -> list[Trace]:
+    """Crosses at the top for the chunk sizes that gave no numbers."""
+    found = [
+        (size, line)
+        for line in data.summary.settings
+        if line.state in ("infeasible", "failed") and line.median is None and (size := data.chunk_of(line)) is not None
     ]
-    bars = _peak_spread(trials) if mode != "markers" else None
-    if bars and kept and traces[0]["name"] == "device peak":
-        traces[0]["error_y"] = {**bars, "color": INK}
-    return Figure(
-        "memory-by-chunk",
-        title,
-        says,
-        traces,
-        {"xaxis": log_axis("max_num_batched_tokens", sizes), "yaxis": axis("GiB per device", rangemode="tozero")},
-        ["trial", "chunk", *(f"{name.replace(' ', '_')}_gib" for name in kept), "source"],
-        [
-            [t.number, size, *(rounded(values[i]) for values in kept.values()), _source(t)]
-            for i, (t, size) in enumerate(zip(trials, sizes, strict=True))
-        ],
-    )
-
-
-def peak_gib(trial: Trial) -> float | None:
-    """The fullest device's peak."""
-    peaks = None if trial.median is None else trial.median.memory.peak_bytes
-    return max(peaks.values()) / GIB if peaks else None
-
-
-def _peak_spread(trials: list[Trial]) -> dict[str, object] | None:
-    """Error bars from the lowest to the highest round's peak; None when the rounds agree."""
-    above: list[float] = []
-    below: list[float] = []
-    for trial in trials:
-        peaks = [
-            max(r.memory.peak_bytes.values()) / GIB for r in trial.rounds if r.void is None and r.memory.peak_bytes
-        ]
-        middle = peak_gib(trial)
-        above.append(max(peaks) - middle if peaks and middle is not None else 0.0)
-        below.append(middle - min(peaks) if peaks and middle is not None else 0.0)
-    if not any(above) and not any(below):
-        return None
-    return {"type": "data", "symmetric": False, "array": above, "arrayminus": below, "thickness": 1.2, "width": 4}
-
-
-def _part_gib(trial: Trial, field: str) -> float | None:
-    parts = None if trial.median is None else trial.median.memory.breakdown
-    size = None if parts is None else getattr(parts, field)
-    return None if size is None else size / GIB
-
-
-def _has_memory(memory: Memory) -> bool:
-    parts = memory.breakdown.model_dump().values()
-    return bool(memory.peak_bytes) or any(part is not None for part in parts)
-
-
-def _source(trial: Trial) -> str:
-    return "" if trial.median is None else trial.median.memory.source
+    if not found:
+        return []
+    cross = {"color": BAD, "size": 9, "symbol": "x"}
+    text = [literal(f"{line.label}: {line.cause or line.state}") for _, line in found]
+    x = [size for size, _ in found]
+    return [lines_trace("cannot run", x, [level] * len(x), BAD, "%{text}", mode="markers", marker=cross, text=text)]
