@@ -27,7 +27,7 @@ async def main(base_url: str, concurrency: int, requests: int, busy_share: float
         requests=requests - concurrency,
     )
     planner = await Planner.open(target, workload, await probe(target), seed=int(time.time()), base_dir=Path())
-    plan = planner.plan("ruler")
+    plan = planner.plan("ruler", "ruler")
     hog = asyncio.create_task(_hog(busy_share)) if busy_share else None
     observation = await drive(target, plan)
     if hog is not None:

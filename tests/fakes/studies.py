@@ -288,8 +288,8 @@ def normal(*, simulated: bool = False, model: str = MODEL) -> ReportData:
     rounds = cycle(0, 1, p90s) + cycle(1, 1, p90s, 12) + cycle(2, 1, p90s, 23) + cycle(3, 1, left, 34)
     rounds[4] = discarded(rounds[4], "the client was 12 ms late")
     finalists = {n: p90s[n] for n in (STOCK_ID, _WINNER, _RUNNER_UP)}
-    finals = [r for n in (2, 3, 4) for c in range(3) for r in cycle(3 * n + c, n, finalists, 3 * c + 1)]
-    literal_rounds = cycle(20, 5, {_WINNER: p90s[_WINNER]})
+    finals = [r for n in (2, 3, 4) for c in range(3) for r in cycle(3 * n + c - 2, n, finalists, 3 * c + 1)]
+    literal_rounds = cycle(13, 5, {_WINNER: p90s[_WINNER]})
     measured = {name: setting for name, (setting, _) in p90s.items()}
     starts = [
         failed(

@@ -162,7 +162,7 @@ async def _both_means(base_url: str, key: str) -> tuple[float, float]:
     planner = await Planner.open(target, workload, facts, seed=11, base_dir=Path())
     await drive(target, planner.warm_up("w"))
     async with metrics_span(target.base) as span:
-        observation = await drive(target, planner.plan(key))
+        observation = await drive(target, planner.plan(key, key))
     ours = [r.ttft_ms for r in observation.records if r.ttft_ms is not None]
     assert span.delta.server_ttft_mean_ms is not None
     return sum(ours) / len(ours), span.delta.server_ttft_mean_ms

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tuner.cli.studies import StudiesOption, StudyArgument, check_output, find_study
 
 if TYPE_CHECKING:
+    from tuner.domain.experiment import SettingId
     from tuner.domain.frozen import Frozen
     from tuner.experiment.store import StudyRecord
 
@@ -37,7 +38,13 @@ def freeze(
         ),
     ] = Format.json,
     trial: Annotated[
-        int | None, typer.Option("--trial", help="Freeze this trial in place of the winner.", show_default=False)
+        str | None,
+        typer.Option(
+            "--trial",
+            metavar="ID",
+            help="Freeze this setting in place of the winner: its number, or `stock`.",
+            show_default=False,
+        ),
     ] = None,
     allow_simulated: Annotated[
         bool, typer.Option("--allow-simulated", help="Freeze a result of the simulated engine too.")
@@ -46,18 +53,15 @@ def freeze(
     json_: Annotated[bool, typer.Option("--json", help="Print the frozen document on stdout, whatever else.")] = False,
 ) -> int:
     """Write the winner of a study as a frozen configuration: JSON, YAML for vLLM, or a command line."""
-    from tuner.freeze import to_args, to_json, to_yaml
     from tuner.experiment.store import read_study
+    from tuner.freeze import to_args, to_json, to_yaml
 
     record = read_study(find_study(study_dir, out))
     if study_dir is None:
         _say(f"study: {record.directory}")
-    frozen = frozen_of(record, trial)
-    if trial is None and record.summary is not None:
-        from tuner.report.answer import answer, beats_stock
-
-        if not beats_stock(record.study, record.summary, record.trials):
-            _say(f"note: {answer(record.study, record.summary, record.trials).sentence}")
+    frozen = winner_of(record) if trial is None else chosen_of(record, trial)
+    if trial is None and frozen.verdict == "stock" and record.summary is not None:
+        _say(f"note: {record.summary.sentence}")
     if frozen.simulated:
         refuse_simulated(frozen, f"study {record.study.study}", allow_simulated)
     text = {Format.json: to_json, Format.yaml: to_yaml, Format.args: to_args}[format_](frozen)
@@ -70,49 +74,83 @@ def freeze(
     return 0
 
 
-def frozen_of(record: StudyRecord, number: int | None) -> Frozen:
-    """The study's winner, or trial `number`, frozen. NoVerdict when there is no winner."""
+def winner_of(record: StudyRecord) -> Frozen:
+    """What the study's verdict froze. UsageError when it has none yet, NoVerdict when nothing meets the constraints."""
+    from tuner.domain.experiment import STOCK_ID
+    from tuner.errors import NoVerdict, UsageError
+    from tuner.experiment.store import Store
+    from tuner.freeze import load_frozen
+
+    summary, name = record.summary, record.study.study
+    if summary is None:
+        raise UsageError(
+            f"{record.directory} is not finished: it has no winner yet",
+            "Run the same `chunktune sweep` again to continue it, or name a setting with --trial.",
+        )
+    if summary.verdict == "none":
+        raise NoVerdict(
+            f"study {name} has no winner: {summary.sentence}",
+            "--trial freezes a setting of your choice; `chunktune sweep` continues a study that is not at its end.",
+        )
+    written = Store(record.directory).frozen_file
+    if written.exists():
+        return load_frozen(written)
+    winner = STOCK_ID if summary.verdict == "stock" or summary.winner is None else summary.winner
+    return _frozen(record, winner, summary.verdict)
+
+
+def chosen_of(record: StudyRecord, named: str) -> Frozen:
+    """The setting that somebody named. UsageError when there is none, or it breaks a constraint of the profile."""
+    from tuner.domain.experiment import STOCK_ID
+    from tuner.errors import UsageError
+
+    known = dict(record.results.settings())
+    setting_id = int(named) if named.isdecimal() else named
+    if setting_id not in known:
+        listed = ", ".join(map(str, known)) or "none"
+        raise UsageError(f"study {record.study.study} has no setting {named}", f"Settings there: {listed}.")
+    summary = record.summary
+    if summary is not None and summary.verdict != "none" and setting_id == (summary.winner or STOCK_ID):
+        return winner_of(record)
+    frozen = _frozen(record, setting_id, "chosen")
+    broken = [c for c in frozen.constraints if c.holds(frozen.measured.median) is False]
+    if broken:
+        raise UsageError(
+            f"setting {named} breaks a constraint of the profile: {', '.join(map(str, broken))}",
+            "Freeze another setting, or sweep again with constraints that can be met.",
+        )
+    return frozen
+
+
+def _frozen(record: StudyRecord, setting_id: SettingId, verdict: Literal["better", "stock", "chosen"]) -> Frozen:
     from pydantic import ValidationError
 
+    from tuner.clock import SYSTEM_CLOCK
     from tuner.domain.profile import Profile
-    from tuner.errors import FileFormatError, NoVerdict, UsageError
-    from tuner.freeze import control_of, freeze_trial, load_frozen, repeats_of
-    from tuner.report.answer import answer
+    from tuner.errors import FileFormatError
+    from tuner.freeze import evidence_of, freeze_setting
 
-    if number is None:
-        if record.summary is None:
-            raise UsageError(
-                f"{record.directory} is not finished: it has no winner yet",
-                "Run the same `chunktune sweep` again to continue it, or name a trial with --trial.",
-            )
-        number = record.summary.best
-        if number is None:
-            said = answer(record.study, record.summary, record.trials)
-            raise NoVerdict(
-                f"study {record.study.study} has no winner: {said.sentence.removeprefix('No answer: ')}",
-                "--trial freezes a trial of your choice; `chunktune sweep` continues a study that is not at its end.",
-            )
-        written = record.directory / "frozen.json"
-        if written.exists():
-            # The sweep judged the winner over all its starts; a single one of them may look different.
-            return load_frozen(written)
-    chosen = next((t for t in record.trials if t.number == number), None)
-    if chosen is None:
-        known = ", ".join(str(t.number) for t in record.trials) or "none"
-        raise UsageError(f"study {record.study.study} has no trial {number}", f"Trials there: {known}.")
     try:
         profile = Profile.model_validate(record.study.profile)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"]))
         raise FileFormatError(f"{record.directory}/study.json: profile.{where}: {first['msg']}") from None
-    return freeze_trial(
-        chosen,
-        repeats_of(chosen, record.trials),
-        record.study,
-        profile,
-        control=control_of(record.trials),
-        counts=record.summary.counts if record.summary else None,
+    evidence = evidence_of(record.results, setting_id)
+    if evidence.starts and not evidence.from_finals:
+        _say(f"note: setting {setting_id} was in no final start; its numbers are those of the search")
+    return freeze_setting(
+        verdict=verdict,
+        setting_id=setting_id,
+        setting=dict(record.results.settings())[setting_id],
+        starts=evidence.starts,
+        stock=evidence.stock,
+        literal=evidence.literal,
+        study=record.study,
+        profile=profile,
+        sampler=str(record.study.design.get("sampler", "")),
+        counts=record.summary.counts if record.summary else {},
+        now=SYSTEM_CLOCK.now(),
     )
 
 

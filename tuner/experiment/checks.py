@@ -14,7 +14,7 @@ from tuner.errors import EngineError
 from tuner.experiment.choice import EngineChoice
 from tuner.experiment.design import StartPlan
 from tuner.experiment.session import engine_spec
-from tuner.space.search_space import Choices, SearchSpace, declared_block_size, search_space
+from tuner.space.search_space import declared_block_size, search_space, setting_of
 
 
 async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
@@ -24,7 +24,7 @@ async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
     command does not even answer.
     """
     space = search_space(profile)
-    _check_ours(profile, choice, corner(space))
+    _check_ours(profile, choice, setting_of(next(space.combinations())))
     installed = await inspect_installed(choice.launcher, {**choice.env, **profile.engine.env})
     args: dict[str, Scalar] = dict(profile.engine.args) | dict.fromkeys(profile.space.knobs, None)
     try:
@@ -34,14 +34,6 @@ async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
     violation = static_rule_violation(profile.engine.args, declared_block_size(profile))
     if violation is not None:
         raise stopped_by(violation)
-
-
-def corner(space: SearchSpace) -> Setting:
-    """The setting of the first, or lowest, value of each knob."""
-    values = {
-        k.name: k.values[0] if isinstance(k, Choices) else (int(k.low) if k.integer else k.low) for k in space.knobs
-    }
-    return space.setting(values)
 
 
 def _check_ours(profile: Profile, choice: EngineChoice, setting: Setting) -> None:

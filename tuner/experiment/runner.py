@@ -30,16 +30,12 @@ REFUSED = "refused"
 """Code of the row of a setting that the running engine does not take."""
 
 
-async def run(
-    design: Design, store: Store, open_session: OpenSession, clock: Clock, events: Events, *, earlier_s: float = 0.0
-) -> Results:
+async def run(design: Design, store: Store, open_session: OpenSession, clock: Clock, events: Events) -> Results:
     """Measure what the design asks for, until it is done. What is on disk already counts.
 
-    StudyStopped when the design cannot go on. Cancelled, the start under way is kept as `interrupted`. `earlier_s` is
-    the time that earlier runs spent.
+    StudyStopped when the design cannot go on. Cancelled, the start under way is kept as `interrupted`.
     """
-    results = store.results()
-    watch = Watch(clock, results, earlier_s)
+    watch = Watch(clock, store.results())
     while (plan := design.next_start(watch.now())) is not None:
         await measure_start(plan, design, watch, store, open_session, clock, events)
     return watch.now()
@@ -64,10 +60,11 @@ class Watch:
 
     clock: Clock
     results: Results
-    earlier_s: float
+    earlier_s: float = field(init=False)
     began_s: float = field(init=False)
 
     def __post_init__(self) -> None:
+        self.earlier_s = self.results.elapsed_s
         self.began_s = self.clock.monotonic_s()
 
     def now(self) -> Results:

@@ -1,6 +1,8 @@
-"""Two servers, or two frozen configurations, against each other: interleaved A B B A, one verdict.
+"""Two servers, or two frozen configurations, against each other. Pure.
 
-The verdict is B's: `regressed` when B is worse than A.
+The verdict is B's: `regressed` when B is worse than A. Servers, and configurations that differ only in what can be
+switched live, are measured in the same start, in turn within each cycle, and judged by the ratios within cycles.
+Others get fresh starts in turn (A B B A).
 """
 
 from __future__ import annotations
@@ -10,26 +12,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.clock import Clock
-from tuner.domain.setting import ReuseBudget
+from tuner.domain.experiment import Results
 from tuner.domain.frozen import Frozen
-from tuner.domain.measurement import Measurement
-from tuner.domain.experiment import Trial, TrialTime
-from tuner.domain.units import counted
-from tuner.domain.workload import Workload
-from tuner.errors import LoadError, UsageError
-from tuner.load.target import Target
-from tuner.regress.limits import values_by_start
-from tuner.regress.night import shown_beside, suspicion
+from tuner.domain.measurement import Measurement, metric
+from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar, Setting
+from tuner.errors import UsageError
+from tuner.experiment.design import Named, StartPlan
+from tuner.regress.design import Side, Staged, rounds_of, turn
+from tuner.regress.limits import count_failures, values_by_start
+from tuner.regress.run import shown_beside
+from tuner.regress.servers import server_setting
 from tuner.regress.spread import Prior
-from tuner.regress.starts import Arm, Starter
-from tuner.regress.verdict import Evidence, MetricVerdict, NightVerdict, Rules, Word, judge_night, starts_by_look
-from tuner.trial.progress import Progress
-from tuner.trial.rounds import counting, enough_rounds
-from tuner.experiment.session import RoundResult, Session, remote_session
+from tuner.regress.verdict import Evidence, Judgement, MetricVerdict, Rules, Word, judge, overall, starts_by_stage
+from tuner.space.knobs import is_live
 
-ROUND_PRIOR = Prior(start_sd=0.0, start_dof=4.0, round_sd=0.02)
-"""Between servers that run already there are no fresh starts: rounds are the independent pieces."""
+IDS = ("A", "B")
+SWITCHED_PRIOR = Prior(start_sd=0.01, start_dof=6.0, round_sd=0.03)
+"""Of ratios within cycles: a setting's own difference from start to start, and that of rounds with equal arrivals."""
+SERVERS_PRIOR = Prior(start_sd=0.0, start_dof=4.0, round_sd=0.03)
+"""Between servers that run already there are no fresh starts: each cycle is an independent piece."""
+
+Pair = tuple[Measurement, Measurement]
 
 
 @dataclass(frozen=True)
@@ -39,12 +42,10 @@ class Comparison:
     names: tuple[str, str]
     verdict: Word
     metrics: dict[str, MetricVerdict]
-    suspects: list[str]
-    rounds: tuple[list[list[Measurement]], list[list[Measurement]]]
-    """By side and start; on a running server each round stands for itself."""
-    simulated: bool = False
+    simulated: bool
     differences: dict[str, tuple[Any, Any]] | None = None
     """What A and B are set to where they differ, by name; None for servers, whose settings are not known."""
+    notes: list[str] = dataclasses.field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """The document of `--json`; `baseline` is A, `now` is B."""
@@ -54,84 +55,129 @@ class Comparison:
             "a": self.names[0],
             "b": self.names[1],
             "metrics": {name: m.to_json() for name, m in self.metrics.items()},
-            "suspects": self.suspects,
+            "change_point": None,
+            "suspects": [],
             "differences": None
             if self.differences is None
             else {name: {"a": a, "b": b} for name, (a, b) in self.differences.items()},
+            "notes": self.notes,
         }
 
 
-async def compare_servers(
-    a: Target,
-    b: Target,
-    workload: Workload,
-    gate: Sequence[str],
-    *,
-    rounds: int,
-    rules: Rules,
-    seed: int,
-    clock: Clock,
-    progress: Progress,
-) -> Comparison:
-    """Rounds on two running servers, turn about; a suspicion brings more rounds, up to the bound.
+@dataclass(frozen=True)
+class ComparePlan:
+    """What is measured, and how it is judged."""
 
-    LoadError when a server cannot be used, or too many of its rounds do not count.
-    """
-    rules = dataclasses.replace(rules, prior=ROUND_PRIOR)
-    done: dict[str, list[list[Measurement]]] = {"A": [], "B": []}
-    verdict = NightVerdict("ok", {}, look_again=False)
-    progress.study_started(2 * rounds, kind="comparison", unit="round")
-    progress.stage("warming up A and B")
-    async with (
-        remote_session(a, workload, seed=seed, clock=clock, on_progress=progress.round_progress) as session_a,
-        remote_session(b, workload, seed=seed, clock=clock, on_progress=progress.round_progress) as session_b,
-    ):
-        sessions: dict[str, Session] = {"A": session_a, "B": session_b}
-        for look in range(1, rules.looks + 1):
-            while len(done["B"]) < starts_by_look(rounds, look):
-                for side in turn(len(done["B"])):
-                    number = len(done[side]) + 1
-                    done[side].append([await _counting_round(sessions[side], side, number, clock, progress)])
-            verdict = judge_night(evidence(done["A"], done["B"], gate), gate, rules, look=look)
-            if not verdict.look_again:
-                break
-            _more(progress, verdict, rounds, look + 1, "round")
-        simulated = session_a.facts.simulated or session_b.facts.simulated
-    return Comparison((a.base, b.base), verdict.verdict, verdict.metrics, [], (done["A"], done["B"]), simulated)
+    names: tuple[str, str]
+    gate: Sequence[str]
+    rules: Rules
+    planned: int
+    """Starts of each side in the first stage; of servers, cycles."""
+    rounds: int = 1
+    """Of each side and start."""
+    sides: tuple[Side, Side] | None = None
+    """Two frozen configurations; None: two servers."""
+    shared: StartPlan | None = None
+    """A start on which both sides are measured."""
+    differences: dict[str, tuple[Any, Any]] | None = None
+
+    @classmethod
+    def of_servers(cls, urls: tuple[str, str], gate: Sequence[str], rules: Rules, *, cycles: int) -> ComparePlan:
+        """Servers that run already."""
+        rules = dataclasses.replace(rules, prior=SERVERS_PRIOR)
+        label = " and ".join(f"{side} {url}" for side, url in zip(IDS, urls, strict=True))
+        settings = tuple(server_setting(side) for side in IDS)
+        shared = StartPlan("compare", label, {}, settings, live=True)
+        return cls(urls, gate, rules, cycles, shared=shared)
+
+    @classmethod
+    def of_files(
+        cls,
+        names: tuple[str, str],
+        a: Frozen,
+        b: Frozen,
+        rules: Rules,
+        *,
+        starts: int,
+        rounds: int,
+        live: bool,
+    ) -> ComparePlan:
+        """Frozen configurations; with `live` on shared starts where their boot options agree."""
+        differing = argument_differences(a, b)
+        sides = tuple(
+            Side(Named(name, own_setting(f, differing)), f.engine_args, f.reuse_budget)
+            for name, f in zip(IDS, (a, b), strict=True)
+        )
+        shared = shared_start(a, b) if live else None
+        if shared is not None:
+            rules = dataclasses.replace(rules, prior=SWITCHED_PRIOR)
+        differences = configuration_differences(a, b)
+        return cls(names, a.regress_metrics, rules, starts, rounds, (sides[0], sides[1]), shared, differences)
+
+    def starts(self, stage: int) -> list[StartPlan]:
+        """Every start up to the end of this stage: a single one of servers, else shared ones, or A B B A."""
+        if self.sides is None:
+            assert self.shared is not None, "servers are one start"
+            return [self.shared]
+        pairs = range(starts_by_stage(self.planned, stage))
+        if self.shared is not None:
+            return [self.shared for _ in pairs]
+        return [side.start("compare") for pair in pairs for side in turn(self.sides, pair)]
+
+    def cycles(self, stage: int) -> int:
+        """Cycles on each start at the end of this stage."""
+        return starts_by_stage(self.planned, stage) if self.sides is None else self.rounds
+
+    def design(self) -> Staged:
+        """Which start and which round come next."""
+        return Staged(self.starts, self.cycles, self.judge)
+
+    def judge(self, results: Results, stage: int) -> Judgement:
+        """The verdict on B against A."""
+        judgement = judge(self._evidence(results), self.gate, self.rules, stage=stage)
+        a, b = self._rounds(results)
+        metrics = count_failures(judgement.metrics, a, b, sides=IDS, other="inconclusive")
+        word = overall([metrics[name].verdict for name in self.gate])
+        return dataclasses.replace(judgement, metrics=metrics, verdict=word)
+
+    def result(self, results: Results) -> Comparison:
+        """Everything that is known once the design is done."""
+        judged = self.design().judged(results)
+        simulated = any(s.simulated for s in results.starts)
+        return Comparison(self.names, judged.verdict, judged.metrics, simulated, self.differences)
+
+    def _rounds(self, results: Results) -> tuple[list[list[Measurement]], list[list[Measurement]]]:
+        if self.shared is None:
+            return rounds_of(results, "A"), rounds_of(results, "B")
+        pairs = self._pairs(results)
+        return [[a for a, _ in start] for start in pairs], [[b for _, b in start] for start in pairs]
+
+    def _pairs(self, results: Results) -> list[list[Pair]]:
+        """Rounds of A and B in the same cycle, by start; on servers each pair stands for itself."""
+        by_start = [_pairs_of(results, s.number) for s in results.starts]
+        if self.sides is None:
+            return [[pair] for start in by_start for pair in start]
+        return [start for start in by_start if start]
+
+    def _evidence(self, results: Results) -> dict[str, Evidence]:
+        """The gate, and those of the shown metrics that both sides have above 0."""
+        a, b = self._rounds(results)
+        found = {}
+        for name in dict.fromkeys([*self.gate, *shown_beside(r for side in (a, b) for start in side for r in start)]):
+            if self.shared is None:
+                evidence = Evidence(values_by_start(a, name), values_by_start(b, name))
+            else:
+                evidence = _paired(self._pairs(results), name)
+            values = [v for side in (evidence.then, evidence.now) for start in side for v in start]
+            if name in self.gate or (values and min(values) > 0 and any(evidence.then) and any(evidence.now)):
+                found[name] = evidence
+        return found
 
 
-async def compare_configurations(
-    a: Arm,
-    b: Arm,
-    names: tuple[str, str],
-    gate: Sequence[str],
-    *,
-    starts: int,
-    rules: Rules,
-    starter: Starter,
-    progress: Progress,
-    simulated: bool = False,
-    differences: dict[str, tuple[Any, Any]] | None = None,
-) -> Comparison:
-    """Fresh starts of two configurations, turn about; a suspicion brings more starts, up to the bound.
-
-    `differences` is what is known of how they differ, for the result.
-    """
-    done: dict[str, list[list[Measurement]]] = {"A": [], "B": []}
-    arms = {"A": a, "B": b}
-    verdict = NightVerdict("ok", {}, look_again=False)
-    progress.study_started(2 * starts, kind="comparison", unit="start")
-    for look in range(1, rules.looks + 1):
-        while len(done["B"]) < starts_by_look(starts, look):
-            for side in turn(len(done["B"])):
-                result = await starter.start(arms[side], len(done["A"]) + len(done["B"]) + 1)
-                done[side].append(result.rounds)
-        verdict = judge_night(evidence(done["A"], done["B"], gate), gate, rules, look=look)
-        if not verdict.look_again:
-            break
-        _more(progress, verdict, starts, look + 1, "start")
-    rounds = (done["A"], done["B"])
-    return Comparison(names, verdict.verdict, verdict.metrics, [], rounds, simulated, differences)
+def argument_differences(a: Frozen, b: Frozen) -> list[str]:
+    """The engine options in which two files differ."""
+    names = dict.fromkeys([*a.engine_args, *b.engine_args])
+    return [n for n in names if a.engine_args.get(n) != b.engine_args.get(n)]
 
 
 def configuration_differences(a: Frozen, b: Frozen) -> dict[str, tuple[Any, Any]]:
@@ -149,57 +195,49 @@ def configuration_differences(a: Frozen, b: Frozen) -> dict[str, tuple[Any, Any]
     return {n: (sides[0].get(n), sides[1].get(n)) for n in names if sides[0].get(n) != sides[1].get(n)}
 
 
-def _more(progress: Progress, verdict: NightVerdict, planned: int, look: int, noun: str) -> None:
-    total = starts_by_look(planned, look)
-    each = total - starts_by_look(planned, look - 1)
-    progress.replanned(2 * total, f"{suspicion(verdict)}: {counted(each, f'more {noun}')} of A and of B")
+def shared_args(a: Frozen, b: Frozen) -> dict[str, Scalar]:
+    """The engine options that two files have in common."""
+    differing = argument_differences(a, b)
+    return {name: value for name, value in a.engine_args.items() if name not in differing}
 
 
-def turn(pair: int) -> tuple[str, str]:
-    """Who goes first in pair number `pair` (from 0): A B, then B A, so that a drift of the machine cancels."""
-    return ("A", "B") if pair % 2 == 0 else ("B", "A")
+def shared_start(a: Frozen, b: Frozen) -> StartPlan | None:
+    """A start on which both configurations can be measured, booted with the larger chunk; None where they cannot.
 
-
-def evidence(
-    a: Sequence[Sequence[Measurement]], b: Sequence[Sequence[Measurement]], gate: Sequence[str]
-) -> dict[str, Evidence]:
-    """The gate, and those of the shown metrics that both sides have above 0."""
-    found = {}
-    for name in dict.fromkeys([*gate, *shown_beside(r for side in (a, b) for start in side for r in start)]):
-        one = Evidence(values_by_start(a, name), values_by_start(b, name))
-        usable = all(v > 0 for side in (one.baseline, one.tonight) for start in side for v in start)
-        if name in gate or (usable and any(one.baseline) and any(one.tonight)):
-            found[name] = one
-    return found
-
-
-async def _counting_round(session: Session, side: str, number: int, clock: Clock, progress: Progress) -> Measurement:
-    results: list[RoundResult] = []
-
-    def keep(so_far: list[RoundResult]) -> None:
-        results[:] = so_far
-
-    name = f"round {number} on {side}"
-    began_s, started_at = clock.monotonic_s(), clock.now().isoformat(timespec="seconds")
-    progress.trial_started(number, name)
-    key = f"{side}/round-{number}"
-    diagnosis = await enough_rounds(session, 1, key, clock, progress, keep, name="under load")
-    if diagnosis is not None:
-        raise LoadError(diagnosis.code, f"{side}: {diagnosis.message}", diagnosis.hint)
-    measured = counting(results)[0].measurement
-    progress.trial_finished(
-        Trial(
-            number=number,
-            role="candidate",
-            label=name,
-            state="completed",
-            engine_args={},
-            median=measured,
-            started_at=started_at,
-            time=TrialTime(total_s=clock.monotonic_s() - began_s),
-        )
+    They have to agree in everything but live knobs, and each has to name its chunk size.
+    """
+    differing = argument_differences(a, b)
+    chunks = [f.engine_args.get(CHUNK_KNOB) for f in (a, b)]
+    sizes = [c for c in chunks if isinstance(c, int)]
+    agree = a.model == b.model and a.engine_env == b.engine_env and all(map(is_live, differing))
+    if not agree or len(sizes) < 2:
+        return None
+    return StartPlan(
+        purpose="compare",
+        label=" and ".join(IDS),
+        engine_args={**shared_args(a, b), CHUNK_KNOB: max(sizes)},
+        settings=tuple(Named(name, own_setting(f, differing)) for name, f in zip(IDS, (a, b), strict=True)),
+        live=True,
+        live_budget=a.reuse_budget is not None or b.reuse_budget is not None,
     )
-    return measured
+
+
+def own_setting(frozen: Frozen, differing: Sequence[str]) -> Setting:
+    """What a side is set to where the two differ."""
+    knobs = {n: frozen.engine_args[n] for n in differing if frozen.engine_args.get(n) is not None}
+    return Setting(knobs=knobs, reuse_budget=frozen.reuse_budget)
+
+
+def _pairs_of(results: Results, start: int) -> list[Pair]:
+    rows = {(r.cycle, r.setting): r.measurement for r in results.kept(starts=[start])}
+    return [(a, rows[cycle, "B"]) for (cycle, side), a in rows.items() if side == "A" and (cycle, "B") in rows]
+
+
+def _paired(pairs: Sequence[Sequence[Pair]], name: str) -> Evidence:
+    """One metric of the pairs in which both sides have it."""
+    values = [[(metric(a, name), metric(b, name)) for a, b in start] for start in pairs]
+    both = [[(x, y) for x, y in start if x is not None and y is not None] for start in values]
+    return Evidence([[x for x, _ in s] for s in both], [[y for _, y in s] for s in both], paired=True)
 
 
 def is_url(text: str) -> bool:
@@ -211,7 +249,7 @@ def same_kind(a: str, b: str) -> bool:
     """True for two URLs, False for two files; UsageError for one of each."""
     if is_url(a) != is_url(b):
         raise UsageError(
-            f"{a} and {b} are a server and a file: there is nothing common to measure",
+            f"{a} and {b} are a server and a file: they cannot be measured the same way",
             "Give two URLs (with http:// or https:// before them), or two frozen files.",
         )
     return is_url(a)

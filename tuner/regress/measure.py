@@ -35,9 +35,7 @@ def record_dir(store: Store) -> Path:
     return store.path.parent / ".running"
 
 
-async def measure(
-    design: Staged, store: Store, open_session: OpenSession, clock: Clock, events: Events
-) -> Results:
+async def measure(design: Staged, store: Store, open_session: OpenSession, clock: Clock, events: Events) -> Results:
     """The results once the design is done. EngineError and LoadError: a start failed, and the run has no verdict."""
     for sentence in await end_leftovers(record_dir(store), clock):
         events.message(sentence)
@@ -54,9 +52,7 @@ def failure_of(start: Start, store: Store) -> EngineError | LoadError:
     code, message, hint = start.cause or "unknown", f"{where}: {start.message}", start.hint or ""
     if start.state == "load_failed":
         return LoadError(code, message, hint)
-    return EngineError(
-        Diagnosis(code=code, message=message, hint=hint, log_path=str(store.engine_log(start.number)))
-    )
+    return EngineError(Diagnosis(code=code, message=message, hint=hint, log_path=str(store.engine_log(start.number))))
 
 
 def notes_of(results: Results) -> list[str]:

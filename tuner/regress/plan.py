@@ -30,6 +30,6 @@ def few_starts_advice(at_freeze: int, *, stock: bool) -> str:
     cost = REBASE_STARTS * (2 if stock else 1)
     many = "a single engine start" if at_freeze == 1 else f"{at_freeze} engine starts"
     return (
-        f"the file was frozen from {many}: of ten regressions of 10 %, about {found} are found in the first run. Measure "
-        f"it anew once, while all is well: chunktune regress FROZEN --rebase FILE (it takes {cost} starts)"
+        f"the file was frozen from {many}: of ten regressions of 10 %, the first run finds about {found}. Measure it "
+        f"again once, while all is well: chunktune regress FROZEN --rebase FILE (it takes {cost} starts)"
     )

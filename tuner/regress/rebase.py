@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.domain.frozen import Frozen, MeasuredStock
 from tuner.freeze.measured import measured_of
-from tuner.regress.run import RunResult
+from tuner.regress.run import RunResult, is_stock
 
 
 def rebased(result: RunResult, at: str) -> Frozen:
@@ -15,8 +15,9 @@ def rebased(result: RunResult, at: str) -> Frozen:
     """
     old = result.frozen
     stock = None
-    if old.stock is not None and result.stock_rounds:
-        measured = measured_of(result.stock_rounds)
+    stock_rounds = result.rounds if is_stock(old) else result.stock_rounds
+    if old.stock is not None and stock_rounds:
+        measured = measured_of(stock_rounds)
         stock = MeasuredStock(**dict(measured), engine_args=old.stock.engine_args)
     kept = {
         "replaced_at": at,

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 from tuner.clock import Clock
-from tuner.domain.frozen import Frozen
 from tuner.engine.installed import check_options, inspect_installed
 from tuner.experiment.choice import EngineChoice
 from tuner.experiment.events import Events
@@ -16,11 +14,9 @@ from tuner.experiment.session import engine_opener
 from tuner.experiment.store import Store
 from tuner.files import write_json
 from tuner.freeze.fingerprint import differences
-from tuner.freeze.measured import rounds_by_start
 from tuner.regress.measure import measure, notes_of, profile_of, record_dir
 from tuner.regress.run import RunPlan, RunResult
 
-DEFAULT_ROUNDS = 3
 RESULT_SCHEMA = "chunktune.result/1"
 
 
@@ -28,12 +24,11 @@ RESULT_SCHEMA = "chunktune.result/1"
 class RegressRequest:
     """What `regress` was asked for."""
 
-    frozen: Frozen
+    plan: RunPlan
+    """With the fingerprint of the freeze, until today's is taken."""
     choice: EngineChoice
     store: Store
     seed: int
-    options: dict[str, Any]
-    """The fields of `RunPlan` that are known before the surroundings are."""
     allow_different: bool = False
 
 
@@ -42,14 +37,9 @@ async def run_regress(request: RegressRequest, clock: Clock, events: Events) -> 
 
     EngineError when the installed engine lacks an option, or an engine or a round fails.
     """
-    frozen, store = request.frozen, request.store
-    rounds = request.options.get("rounds") or rounds_at_freeze(frozen)
-    profile = profile_of(frozen, rounds)
-    plan = RunPlan(
-        frozen=frozen,
-        fingerprint=await take_fingerprint(request.choice, profile),
-        **{**request.options, "rounds": rounds},
-    )
+    frozen, store = request.plan.frozen, request.store
+    profile = profile_of(frozen, request.plan.rounds)
+    plan = dataclasses.replace(request.plan, fingerprint=await take_fingerprint(request.choice, profile))
     changes = differences(frozen.fingerprint, plan.fingerprint)
     if any(not c.comparable for c in changes) and not request.allow_different:
         return plan.not_comparable(changes)
@@ -69,8 +59,3 @@ async def run_regress(request: RegressRequest, clock: Clock, events: Events) -> 
     result.notes.extend(notes_of(results))
     write_json(store.path / "result.json", {"schema": RESULT_SCHEMA, "purpose": "regress", **result.to_json()})
     return result
-
-
-def rounds_at_freeze(frozen: Frozen) -> int:
-    """Rounds of a start, as there were at the freeze at most."""
-    return max((len(start) for start in rounds_by_start(frozen.measured)), default=DEFAULT_ROUNDS)

@@ -12,10 +12,10 @@ from tuner.domain.experiment import STOCK_ID, Fingerprint, Results
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Measurement, metric
 from tuner.domain.setting import STOCK, Setting
-from tuner.experiment.design import Named
+from tuner.experiment.design import Named, StartPlan
 from tuner.freeze.fingerprint import Difference, differences
 from tuner.freeze.measured import rounds_by_start
-from tuner.regress.design import FreshStarts, Side, rounds_of
+from tuner.regress.design import Side, Staged, rounds_of, turn
 from tuner.regress.history import HistoryMetric, HistoryRow, RollingView, evidence_of, frozen_id, rolling_view
 from tuner.regress.limits import LimitVerdict, count_failures, judge_limits, values_by_start
 from tuner.regress.plan import few_starts_advice
@@ -31,6 +31,7 @@ from tuner.regress.verdict import (
     judge,
     judge_metric,
     overall,
+    starts_by_stage,
 )
 from tuner.regress.words import describe_limit
 
@@ -49,6 +50,16 @@ SHOWN = (
     "kv_cache_usage_peak",
 )
 """Metrics judged and shown beside those of the gate, with the TTFT of each class."""
+
+
+def rounds_at_freeze(frozen: Frozen) -> int:
+    """Rounds of a start, as there were at the freeze at most."""
+    return max(map(len, rounds_by_start(frozen.measured)))
+
+
+def is_stock(frozen: Frozen) -> bool:
+    """Whether the frozen configuration is stock itself."""
+    return frozen.stock is not None and frozen.stock.engine_args == frozen.engine_args and frozen.reuse_budget is None
 
 
 def shown_beside(rounds: Iterable[Measurement]) -> list[str]:
@@ -91,9 +102,7 @@ class RunPlan:
 
     def stock_runs(self, stage: int) -> bool:
         """Whether stock is measured beside the starts that stage number `stage` (from 1) adds."""
-        stock = self.frozen.stock
-        same = stock is not None and stock.engine_args == self.frozen.engine_args and self.frozen.reuse_budget is None
-        if stock is None or same or self.stock_mode == "never":
+        if self.frozen.stock is None or is_stock(self.frozen) or self.stock_mode == "never":
             return False
         return self.rebase or self.stock_mode == "always" or stage > 1
 
@@ -108,11 +117,17 @@ class RunPlan:
             return (ours,)
         return ours, Side(Named(STOCK_ID, STOCK), stock.engine_args)
 
-    def design(self) -> FreshStarts:
+    def starts(self, stage: int) -> list[StartPlan]:
+        """Every start up to the end of this stage; stock's and the frozen setting's in turn."""
+        order: list[Side] = []
+        for each in range(1, stage + 1):
+            for pair in range(starts_by_stage(self.planned, each - 1), starts_by_stage(self.planned, each)):
+                order += turn(self.sides(each), pair)
+        return [side.start("regress") for side in order]
+
+    def design(self) -> Staged:
         """Which start and which round come next."""
-        return FreshStarts(
-            purpose="regress", sides=self.sides, planned=self.planned, rounds=self.rounds, judge=self.judge
-        )
+        return Staged(self.starts, lambda _: self.rounds, self.judge)
 
     def judge(self, results: Results, stage: int) -> Judgement:
         """The verdict on the frozen setting's own rounds, before stock is looked at."""
@@ -131,11 +146,13 @@ class RunPlan:
 
     def result(self, results: Results) -> RunResult:
         """Everything that is known once the design is done."""
-        rounds, stock_rounds = rounds_of(results, FROZEN_ID), rounds_of(results, STOCK_ID)
+        design = self.design()
+        counted = design.measured(results)
+        rounds, stock_rounds = rounds_of(counted, FROZEN_ID), rounds_of(counted, STOCK_ID)
         fingerprint = _completed(self.fingerprint, results)
         changes = differences(self.frozen.fingerprint, fingerprint)
         limits = judge_limits(self.frozen.constraints, self.then, rounds, self.rules)
-        metrics = self.design().judged(results).metrics
+        metrics = design.judged(results).metrics
         stock, notes = self._stock(stock_rounds), list[str]()
         if stock and not any(c.comparable for c in changes):
             metrics, notes = self._without_the_machine(metrics, rounds, stock_rounds)

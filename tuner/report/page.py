@@ -55,7 +55,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of a table, as text: its heading, numbers, and a note in words."""
+    """A row of a table, as text: its heading, numbers, and a note in words. What follows a line break is small."""
 
     name: str
     cells: Sequence[str]
@@ -245,13 +245,12 @@ def _setting_row(line: SettingLine, data: ReportData, beside: Sequence[str]) -> 
         *(cell_value(path, of(path)) for path in beside),
         *(ms(of(path)) for path in (*TTFT_COLUMNS, "itl_ms.p99")),
         short(of("request_throughput")),
-        f"{change} ({interval})" if interval else change,
+        f"{change}\n{interval}" if interval else change,
         DASH if line.p_feasible is None else f"{line.p_feasible:.2f}",
     )
     measured = f"{counted(line.rounds, 'round')} on {counted(line.starts, 'start')}" if line.rounds else ""
-    note = "; ".join(filter(None, [line.cause, measured]))
-    texts = (line.label if str(line.id) != line.label else "", STATE_WORDS[line.state])
-    return Row(str(line.id), cells, texts, note, best=line.id == data.summary.winner)
+    texts = (f"{line.label}\n{measured}" if measured else line.label, STATE_WORDS[line.state])
+    return Row(str(line.id), cells, texts, line.cause or "", best=line.id == data.summary.winner)
 
 
 def _start_row(start: Start, data: ReportData) -> Row:
@@ -270,9 +269,8 @@ def _start_row(start: Start, data: ReportData) -> Row:
     )
     told = [f"{start.cause}:" if start.cause else "", *map(sentence, filter(None, (start.message, start.hint)))]
     told += [sentence(warning) for warning in start.warnings]
-    log = f"Log: starts/{start.number:04d}/engine.log"
-    note = " ".join(filter(None, [*told, log]))
-    return Row(str(start.number), cells, (start.label or start.purpose, STATE_WORDS[start.state]), note)
+    purpose = f"{start.label or start.purpose}\nstarts/{start.number:04d}/engine.log"
+    return Row(str(start.number), cells, (purpose, STATE_WORDS[start.state]), " ".join(filter(None, told)))
 
 
 def _not_measured(data: ReportData, figures: Sequence[Figure]) -> list[tuple[str, str]]:

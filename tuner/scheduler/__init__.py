@@ -1,6 +1,6 @@
-"""The reuse budget inside vLLM: `--scheduler-cls tuner.scheduler.ReuseBudgetScheduler`.
+"""What runs inside vLLM: `--scheduler-cls tuner.scheduler.ReuseBudgetScheduler`, and LiveScheduler while tuning.
 
-The decisions import without vLLM; the class is only loaded when it is asked for.
+Decisions and messages import without vLLM; a class is only loaded when it is asked for.
 """
 
 from __future__ import annotations
@@ -13,4 +13,8 @@ def __getattr__(name: str) -> Any:
         from tuner.scheduler.plugin import ReuseBudgetScheduler
 
         return ReuseBudgetScheduler
+    if name == "LiveScheduler":
+        from tuner.scheduler.live import LiveScheduler
+
+        return LiveScheduler
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -66,9 +66,14 @@ class FolderChannel:
 
     def take(self) -> Command | None:
         try:
-            if _mark(os.stat(self._command, follow_symlinks=False)) == self._taken:
-                return None
-            check_folder(self._folder)
+            mark = _mark(os.stat(self._command, follow_symlinks=False))
+        except OSError:
+            return None
+        if mark == self._taken:
+            return None
+        self._taken = mark
+        check_folder(self._folder)
+        try:
             data, self._taken = _read(Path(self._command))
         except FileNotFoundError:
             return None

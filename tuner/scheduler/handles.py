@@ -1,13 +1,15 @@
-"""What the plug-in needs of vLLM, none of it a public interface, and the check that it is there."""
+"""What the plug-ins need of vLLM, none of it a public interface, and the check that it is there."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-KNOWN_VERSIONS = ("0.32",)
-"""Releases whose scheduler this plug-in was written against and tested with."""
+KNOWN_VERSIONS = ("0.32", "0.33")
+"""Releases whose scheduler the reuse budget was written against and tested with."""
+LIVE_VERSIONS = ("0.30", "0.31", "0.32", "0.33")
+"""Releases in which live control is tried; the start itself finds out whether all of its handles are there."""
 
 _SIGNATURES = {
     "schedule": (),
@@ -48,21 +50,65 @@ _SCHEDULER = (
 _BLOCK = ("_block_hash", "next_free_block", "ref_cnt")
 
 
+_READ_IN_A_STEP = {
+    "max_num_batched_tokens": ("max_num_scheduled_tokens", "max_num_batched_tokens"),
+    "long_prefill_token_threshold": ("long_prefill_token_threshold",),
+    "long_prefill_token_threshold_adaptive": ("adaptive_long_prefill_threshold",),
+    "enable_chunked_prefill": ("enable_chunked_prefill",),
+    "scheduler_reserve_full_isl": ("scheduler_reserve_full_isl",),
+    "max_num_active_seqs": ("max_num_active_reqs",),
+}
+"""Live values, and the attributes from which `schedule` takes them anew each time."""
+_NEEDED_LIVE = ("max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill")
+_LIVE_SCHEDULER = (
+    "kv_cache_manager.usage",
+    "max_num_scheduled_tokens",
+    "requests",
+    "reset_prefix_cache",
+    "scheduler_config.max_num_batched_tokens",
+)
+
+
 class HandleError(RuntimeError):
     """This vLLM is not one that the plug-in can serve with; one line that says what is missing."""
 
+    feature = "the reuse budget"
+    hint = "Leave out --scheduler-cls, or use a chunktune and a vLLM that go together."
+
     def __init__(self, what: str) -> None:
-        super().__init__(
-            f"chunktune: the reuse budget cannot run here: {what}. "
-            "Leave out --scheduler-cls, or use a chunktune and a vLLM that go together."
-        )
+        super().__init__(f"chunktune: {self.feature} cannot run here: {what}. {self.hint}")
+        self.what = what
+
+
+class LiveHandleError(HandleError):
+    """This vLLM's scheduler cannot be switched while it runs."""
+
+    feature = "live control"
+    hint = "Tune with --no-live, which starts an engine for each setting."
+
+
+def supports_live(version: str | None) -> str:
+    """Why settings of this vLLM cannot be switched while it runs; '' where that is worth a start."""
+    return _not_among(LIVE_VERSIONS, version)
+
+
+def supports_budget(version: str | None) -> str:
+    """Why this vLLM cannot serve a reuse budget; '' where it can, unless the model has several kinds of cache."""
+    return _not_among(KNOWN_VERSIONS, version)
+
+
+def _not_among(known: Sequence[str], version: str | None) -> str:
+    if version is None:
+        return "the version of vLLM is not known"
+    release = ".".join(version.split("+")[0].split(".")[:2])
+    return "" if release in known else f"it knows vLLM {', '.join(known)}, and this is {version}"
 
 
 def check_classes(version: str, scheduler: type, request: type, block: type) -> None:
-    """Raise HandleError unless these are the classes that the plug-in was written against."""
-    release = ".".join(version.split("+")[0].split(".")[:2])
-    if release not in KNOWN_VERSIONS:
-        raise HandleError(f"it knows vLLM {', '.join(KNOWN_VERSIONS)}, and this is {version}")
+    """Raise HandleError unless these are the classes that the reuse budget was written against."""
+    unknown = supports_budget(version)
+    if unknown:
+        raise HandleError(unknown)
     for name, wanted in _SIGNATURES.items():
         method = getattr(scheduler, name, None)
         if method is None:
@@ -88,6 +134,34 @@ def check_scheduler(scheduler: Any) -> None:
     groups = len(scheduler.kv_cache_config.kv_cache_groups)
     if groups != 1:
         raise HandleError(f"it ranks the blocks of one KV cache group, and this model has {groups}")
+
+
+def switchable(version: str, scheduler: type, kv_cache_manager: type) -> tuple[str, ...]:
+    """The live values that these classes read anew in each step. LiveHandleError when that is not enough."""
+    unknown = supports_live(version)
+    if unknown:
+        raise LiveHandleError(unknown)
+    read = _names_in(scheduler, "schedule")
+    found = [name for name, attributes in _READ_IN_A_STEP.items() if read.issuperset(attributes)]
+    for name in _NEEDED_LIVE:
+        if name not in found:
+            raise LiveHandleError(f"{scheduler.__name__}.schedule does not read {name} in each step")
+    if "watermark_blocks" in _names_in(kv_cache_manager, "allocate_slots"):
+        found.append("watermark")
+    return tuple(found)
+
+
+def check_live(scheduler: Any) -> None:
+    """Raise LiveHandleError unless the built scheduler has every handle that live control needs."""
+    for path in _LIVE_SCHEDULER:
+        for missing in _missing(scheduler, path):
+            raise LiveHandleError(f"the scheduler has no {missing}")
+
+
+def _names_in(cls: type, method: str) -> set[str]:
+    """The attributes and globals that a method's own code names."""
+    found = getattr(cls, method, None)
+    return set() if found is None else set(inspect.unwrap(found).__code__.co_names)
 
 
 def _missing(root: Any, path: str) -> Iterator[str]:

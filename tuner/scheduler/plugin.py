@@ -21,6 +21,7 @@ import vllm
 from vllm.v1.core.kv_cache_utils import KVCacheBlock, make_block_hash_with_group_id
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import FullAttentionSpec
 from vllm.v1.request import Request, RequestStatus
 
@@ -50,14 +51,13 @@ _REMEMBERED_POOLS = 4
 """How many times the KV pool's blocks are remembered as prefixes: what came back later than that counts as new."""
 
 
-class ReuseBudgetScheduler(AsyncScheduler):
-    """AsyncScheduler with retention, admission, yielding, chunk merging and eviction under pressure."""
+class BudgetScheduler(Scheduler):
+    """A scheduler of vLLM's with retention, admission, yielding, chunk merging and eviction under pressure.
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        check_classes(vllm.__version__, AsyncScheduler, Request, KVCacheBlock)
-        super().__init__(*args, **kwargs)
-        check_scheduler(self)
-        self._begin(budget_of(self))
+    Before `_begin` it is vLLM's own.
+    """
+
+    _budget = Budget()
 
     def _begin(self, budget: Budget) -> None:
         """Serve with this budget from now on, knowing nothing yet."""
@@ -85,7 +85,6 @@ class ReuseBudgetScheduler(AsyncScheduler):
         self._long_waiting: set[str] = set()
         self._long_admitted: dict[str, Request] = {}
         self._preferred_prefills: list[Request] = []
-        logger.info("chunktune reuse budget: %s", budget)
 
     def add_request(self, request: Request) -> None:
         """As vLLM does, and remember the request's prefix."""
@@ -104,8 +103,9 @@ class ReuseBudgetScheduler(AsyncScheduler):
     def finish_requests(self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus) -> list[Request]:
         """As vLLM does, and forget that they waited."""
         finished: list[Request] = super().finish_requests(request_ids, finished_status)
-        for request in finished:
-            self._leave(request.request_id, time.monotonic())
+        if not self._budget.off:
+            for request in finished:
+                self._leave(request.request_id, time.monotonic())
         return finished
 
     def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
@@ -280,25 +280,45 @@ class ReuseBudgetScheduler(AsyncScheduler):
         if now_s - self._logged_at_s < every_s:
             return
         self._logged_at_s = now_s
-        self._counters.protected_blocks = len(list(filter(self._cached_block, self._eviction.kept)))
-        line = self._counters.line()
+        line = self._counted().line()
         if line != self._logged:
             self._logged = line
             logger.info("%s %s", COUNTERS_MARK, line)
 
+    def _counted(self) -> Counters:
+        """What the policies did since `_begin`."""
+        self._counters.protected_blocks = len(list(filter(self._cached_block, self._eviction.kept)))
+        return self._counters
 
-def budget_of(scheduler: AsyncScheduler) -> Budget:
-    """The budget that vLLM was started with; HandleError when it cannot be served here."""
+
+class ReuseBudgetScheduler(BudgetScheduler, AsyncScheduler):
+    """AsyncScheduler with the budget of `--additional-config`."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        check_classes(vllm.__version__, AsyncScheduler, Request, KVCacheBlock)
+        super().__init__(*args, **kwargs)
+        check_scheduler(self)
+        budget = budget_of(self)
+        check_budget(self, budget)
+        self._begin(budget)
+        logger.info("chunktune reuse budget: %s", budget)
+
+
+def budget_of(scheduler: Scheduler) -> Budget:
+    """The budget that vLLM was started with; HandleError when that is none."""
     additional = scheduler.vllm_config.additional_config
     settings = additional.get("chunktune", {}) if isinstance(additional, dict) else {}
     if not isinstance(settings, dict):
         raise HandleError(f'"chunktune" in --additional-config must be an object, not {settings!r}')
     try:
-        budget = Budget.from_mapping(settings)
+        return Budget.from_mapping(settings)
     except ValueError as error:
         raise HandleError(f"--additional-config chunktune: {error}") from None
+
+
+def check_budget(scheduler: Scheduler, budget: Budget) -> None:
+    """HandleError when the options of this start do not go with the budget."""
     if not budget.off and not scheduler.cache_config.enable_prefix_caching:
         raise HandleError("prefix caching is off (--enable-prefix-caching)")
     if budget.min_reuse_ratio and scheduler.scheduler_config.policy != "fcfs":
         raise HandleError("min_reuse_ratio orders requests by arrival, and --scheduling-policy is not fcfs")
-    return budget

@@ -112,7 +112,8 @@ def _dimension(name: str, spec: KnobSpec, unit: int, refine: bool) -> Dimension:
 
 def _of_range(name: str, spec: KnobRange, unit: int, refine: bool) -> tuple[Scalar, ...]:
     if name != CHUNK_KNOB:
-        whole = all(v is None or float(v).is_integer() for v in (spec.low, spec.high, spec.step))
+        continuous = name in LIVE and LIVE[name].kind is float
+        whole = not continuous and all(v is None or float(v).is_integer() for v in (spec.low, spec.high, spec.step))
         values = _geometric(spec, _SPREAD_OVER) if spec.log else _even(name, spec, _SPREAD_OVER, whole=whole)
         return tuple(_distinct([round(v) if whole else float(f"{v:.4g}") for v in values]))
     if not all(v is None or float(v).is_integer() for v in (spec.low, spec.high, spec.step)):

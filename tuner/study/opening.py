@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import hashlib
 import json
 import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import optuna
 
 import tuner
 from tuner.clock import Clock
@@ -20,11 +18,11 @@ from tuner.domain.experiment import Fingerprint, StudyFile
 from tuner.domain.profile import Profile
 from tuner.domain.workload import workload_sha256
 from tuner.errors import FileFormatError, UsageError
+from tuner.experiment.store import Store
 from tuner.files import write_json
-from tuner.experiment.store import StudyDirectory
 
 _MAY_CHANGE = {"budget", "description", "regress_metrics"}
-"""Fields of a profile that a continued study may change: none of them changes what a trial measured."""
+"""Fields of a profile that a continued study may change: none of them changes what a round measured."""
 
 
 def study_path(out: Path, name: str, *, fresh: bool) -> Path:
@@ -42,12 +40,12 @@ def study_path(out: Path, name: str, *, fresh: bool) -> Path:
 
 
 @contextmanager
-def exclusive(path: Path) -> Iterator[StudyDirectory]:
+def exclusive(path: Path) -> Iterator[Store]:
     """The folder, locked against a second sweep. The kernel drops the lock when its holder dies."""
-    directory = StudyDirectory(path)
+    store = Store(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(store.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise UsageError(
             f"results cannot be written to {path}: {error.strerror}", "Choose another folder with --out DIR."
@@ -59,79 +57,72 @@ def exclusive(path: Path) -> Iterator[StudyDirectory]:
             raise UsageError(
                 f"another chunktune is running on {path}", "Wait for it, or give this one --study NAME."
             ) from None
-        yield directory
+        yield store
     finally:
         os.close(handle)
 
 
 def open_or_create(
-    directory: StudyDirectory,
-    profile: Profile,
-    fingerprint: Fingerprint,
-    *,
-    name: str,
-    seed: int,
-    sampler: str,
-    clock: Clock,
-) -> tuple[StudyFile, bool]:
-    """The study's document, and whether it was there before.
+    store: Store, profile: Profile, fingerprint: Fingerprint, design: dict[str, Any], *, seed: int, clock: Clock
+) -> StudyFile:
+    """The study's document, made when it is not there; `design` is what it says of how settings are chosen.
 
-    UsageError names the field in which an existing study differs in space, workload, model or engine.
+    UsageError names the field in which an existing study differs in space, workload, model, engine or design.
     """
     wanted = StudyFile(
-        study=name,
+        study=store.path.name,
         profile=profile.to_json(),
         fingerprint=fingerprint,
-        space_sha256=_sha256(profile.space.to_json()),
         workload_sha256=workload_sha256(profile.workload),
         engine_kind=fingerprint.engine,
         simulated=fingerprint.engine == "sim",
         versions={
             "chunktune": tuner.__version__,
             "python": platform.python_version(),
-            "optuna": optuna.__version__,
+            "optuna": version("optuna"),
             "engine": fingerprint.vllm_version or "unknown",
         },
-        sampler=sampler,
+        design=design,
         seed=seed,
         created_at=clock.now().isoformat(timespec="seconds"),
-        base_args=profile.engine.args,
     )
-    found = check_continuable(directory, profile, fingerprint, seed)
+    found = check_continuable(store, profile, fingerprint, design, seed=seed)
     if found is None:
-        write_json(directory.study_file, wanted.to_json())
-        return wanted, False
-    if found.profile != wanted.profile:
-        found = found.model_copy(update={"profile": wanted.profile})
-        write_json(directory.study_file, found.to_json())
-    return found, True
+        write_json(store.study_file, wanted.to_json())
+        return wanted
+    if (found.profile, found.design) != (wanted.profile, wanted.design):
+        found = found.model_copy(update={"profile": wanted.profile, "design": wanted.design})
+        write_json(store.study_file, found.to_json())
+    return found
 
 
 def check_continuable(
-    directory: StudyDirectory, profile: Profile, fingerprint: Fingerprint, seed: int
+    store: Store, profile: Profile, fingerprint: Fingerprint, design: dict[str, Any], *, seed: int
 ) -> StudyFile | None:
     """The study that is there, None where there is none; UsageError names the field in which it differs."""
-    if not directory.study_file.exists():
-        _refuse_foreign(directory)
+    if not store.study_file.exists():
+        _refuse_foreign(store)
         return None
-    found = directory.study()
+    found = store.study()
     difference = _difference(found, profile.to_json(), fingerprint, seed)
+    if difference is None and found.design.get("live") != design.get("live"):
+        difference = "--no-live: " + ("its settings were switched" if found.design.get("live") else "it was given then")
     if difference:
         raise UsageError(
-            f"{directory.path} holds a study that differs in {difference}",
+            f"{store.path} holds a study that differs in {difference}",
             "Start a new one with --fresh (nothing is deleted), or name it with --study NAME.",
         )
     return found
 
 
-def _refuse_foreign(directory: StudyDirectory) -> None:
-    if not directory.path.is_dir():
+def _refuse_foreign(store: Store) -> None:
+    if not store.path.is_dir():
         return
-    ours = {directory.lock_file.name, directory.record_dir.name}
-    strangers = sorted(f.name for f in directory.path.iterdir() if f.name not in ours)
+    ours = {store.lock_file.name, store.record_dir.name, store.journal_file.name}
+    strangers = sorted(f.name for f in store.path.iterdir() if f.name not in ours)
     if strangers:
         raise FileFormatError(
-            f"{directory.path} is no study of chunktune: it holds {', '.join(strangers[:3])} but no study.json",
+            f"{store.path} is no study of chunktune: it holds {', '.join(strangers[:3])} but no study.json",
             "Choose another --out or --study; nothing was written there.",
         )
 
@@ -164,7 +155,3 @@ def _first_difference(path: str, before: Any, now: Any) -> tuple[str, Any, Any]:
 def _short(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
-
-
-def _sha256(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -45,7 +45,7 @@ class _Entry:
     """None: a number whose setting nobody knows any more."""
     state: SettingState | None = None
     """None: still in question."""
-    cause: str | None = None
+    cause: str = ""
     reference: bool = False
     rounds: dict[int, list[Measurement]] = field(default_factory=dict)
 
@@ -126,10 +126,13 @@ class Record:
         if row.kept and isinstance(row.setting, int) and row.setting < len(self._entries):
             self._entries[row.setting].rounds.setdefault(row.cycle, []).append(row.measurement)
 
-    def settle(self, states: Mapping[SettingId, tuple[SettingState, str | None]]) -> None:
-        """What became of settings, with the cause; told to Optuna by the next `save`. What was told once stays."""
+    def settle(self, states: Mapping[SettingId, tuple[SettingState, str]], *, finished: bool) -> None:
+        """What became of settings, with the cause; the next `save` tells Optuna, and what was told once stays.
+
+        Until the study is `finished`, those that were measured are still in question.
+        """
         for name, (state, cause) in states.items():
-            if isinstance(name, int) and name < len(self._entries):
+            if isinstance(name, int) and name < len(self._entries) and (finished or state != "measured"):
                 self._entries[name].state, self._entries[name].cause = state, cause
 
     def _add(self, number: int, setting: Setting) -> None:

@@ -1,28 +1,24 @@
-"""The space: alignment, combinations, candidates."""
+"""The space: values of each knob, alignment, combinations."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.fakes.profiles import SMALL
 from tuner.domain.setting import Setting
 from tuner.errors import ProfileError
 from tuner.profile import parse_profile
 from tuner.space.alignment import can_reuse_prefix, is_aligned, nearest_aligned
-from tuner.space.search_space import Choices, Range, search_space, spread
-
-BASE = """\
-version: 1
-name: chat
-model: m
-workload: {kind: shared-prefix, system_prompt_tokens: 64, user_prompt_tokens: 8, output_tokens: 4,
-  concurrency: 2, requests: 4}
-space:
-  max_num_batched_tokens: [128, 256]
-"""
+from tuner.space.search_space import SearchSpace, search_space, setting_of, spread
 
 
-def space(*overrides: str):  # type: ignore[no-untyped-def]
-    return search_space(parse_profile(BASE, overrides=list(overrides)))
+def space(*overrides: str) -> SearchSpace:
+    return search_space(parse_profile(SMALL, overrides=list(overrides)))
+
+
+def values(*overrides: str) -> tuple[object, ...]:
+    """Of the only knob, or of the one that the overrides add."""
+    return space(*overrides).dimensions[-1].values
 
 
 def test_published_examples_of_prefix_reuse() -> None:
@@ -43,70 +39,86 @@ def test_an_unaligned_chunk_names_its_neighbours() -> None:
         space("space.max_num_batched_tokens=[100]")
 
 
-def test_the_engines_block_size_decides() -> None:
+def test_the_profiles_own_block_size_decides() -> None:
     with pytest.raises(ProfileError, match="block of 32"):
         space("space.max_num_batched_tokens=[48]", "engine.args.block_size=32")
+    assert values("space.max_num_batched_tokens=[40]", "engine.args.block_size=8") == (40,)
 
 
 def test_combinations_cover_the_space_once() -> None:
-    found = space("space.max_num_seqs=[1, 2, 3]")
+    found = space("space.max_num_seqs=[1, 2]")
     combinations = [tuple(c.items()) for c in found.combinations()]
     assert found.size == 6
     assert len(set(combinations)) == 6
 
 
-def test_budgets_that_are_all_off_are_no_budget() -> None:
+def test_a_budget_that_is_all_off_is_no_budget() -> None:
     found = space("space.reuse_budget={max_cached_blocks: [0, 64], max_hold_ms: [100, 200]}")
-    candidates = [found.candidate(c) for c in found.combinations()]
-    assert Setting(knobs={"max_num_batched_tokens": 128}) in candidates
-    assert sum(c.reuse_budget is None for c in candidates) == 4
+    settings = [setting_of(c) for c in found.combinations()]
+    assert Setting(knobs={"max_num_batched_tokens": 128}) in settings
+    assert sum(s.reuse_budget is None for s in settings) == 6
 
 
-def test_a_log_range_of_chunks_becomes_whole_blocks() -> None:
-    knob = space("space.max_num_batched_tokens={low: 64, high: 4096, log: true}").knobs[0]
-    assert isinstance(knob, Choices)
-    assert knob.values[0] == 64
-    assert knob.values[-1] == 4096
-    assert all(isinstance(v, int) and v % 16 == 0 for v in knob.values)
+def test_refine_is_no_knob() -> None:
+    profile = parse_profile(SMALL, overrides=["space.refine=false"])
+    assert not profile.space.refine
+    assert [d.name for d in search_space(profile).dimensions] == ["max_num_batched_tokens"]
+    assert type(profile).model_validate(profile.to_json()) == profile
 
 
-def test_a_plain_range_of_chunks_steps_by_blocks() -> None:
-    knob = space("space.max_num_batched_tokens={low: 64, high: 128}").knobs[0]
-    assert isinstance(knob, Range)
-    assert knob.values == (64, 80, 96, 112, 128)
+@pytest.mark.parametrize(("refine", "count"), [("true", 13), ("false", 49)])
+def test_a_log_range_of_chunks_is_coarser_where_it_is_refined(refine: str, count: int) -> None:
+    found = values("space.max_num_batched_tokens={low: 64, high: 4096, log: true}", f"space.refine={refine}")
+    assert (found[0], found[-1]) == (64, 4096)
+    assert all(isinstance(v, int) and v % 16 == 0 for v in found)
+    assert list(found) == sorted(set(found))  # type: ignore[type-var]
+    assert count - 8 < len(found) <= count
 
 
-def test_a_budget_outside_its_bounds_is_refused() -> None:
-    with pytest.raises(ProfileError, match="min_reuse_ratio"):
-        space("space.reuse_budget={min_reuse_ratio: [0, 1.5]}")
+def test_a_plain_range_of_chunks_is_spread_in_whole_blocks() -> None:
+    assert values("space.max_num_batched_tokens={low: 64, high: 128, step: 16}") == (64, 80, 96, 112, 128)
+    found = values("space.max_num_batched_tokens={low: 128, high: 8192}")
+    assert len(found) == 17
+    assert all(isinstance(v, int) and v % 16 == 0 for v in found)
+
+
+@pytest.mark.parametrize(
+    ("text", "first", "last", "most"),
+    [
+        ("{low: 1, high: 1.0e12}", 1, 10**12, 17),
+        ("{low: 0, high: 10}", 0, 10, 11),
+        ("{low: 0, high: 1, step: 0.25}", 0, 1, 5),
+        ("{low: 0, high: 0.5}", 0, 0.5, 17),
+        ("{low: 1, high: 256, log: true}", 1, 256, 16),
+        ("{low: 7, high: 7}", 7, 7, 1),
+    ],
+)
+def test_a_range_is_a_list_in_the_end(text: str, first: float, last: float, most: int) -> None:
+    found = values(f"space.some_option={text}")
+    assert (found[0], found[-1], len(found)) == (first, last, most)
+
+
+@pytest.mark.parametrize(
+    ("override", "says"),
+    [
+        ("reuse_budget={min_reuse_ratio: [0, 1.5]}", r"min_reuse_ratio: 1\.5 is refused; it takes a number from 0 to 1"),
+        ("reuse_budget={max_cached_blocks: [0.5]}", "a whole number from 0"),
+        ("max_num_batched_tokens=[true]", "a whole number from 1"),
+        ("long_prefill_token_threshold=[-1]", "a whole number from 0"),
+        ("enable_chunked_prefill=[0]", "true or false"),
+        ("watermark=[0, 1]", "from 0 to 0.999"),
+        ("some_option={low: 0, high: 1, step: 1.0e-9}", "Give a larger step"),
+        ("some_option={low: 0, high: 9, step: 0}", "above 0"),
+        ("some_option={low: 0, high: 9, step: -1}", "above 0"),
+        ("some_option={low: 1, high: 1.0e+300}", "at most"),
+        ("max_num_batched_tokens={low: 128, high: 256, step: 16.5}", "whole numbers of tokens"),
+    ],
+)
+def test_what_a_knob_does_not_take_is_refused(override: str, says: str) -> None:
+    with pytest.raises(ProfileError, match=says):
+        space(f"space.{override}")
 
 
 @given(st.lists(st.integers(), unique=True, max_size=40))
-def test_spread_is_a_permutation(values: list[int]) -> None:
-    assert sorted(spread(tuple(values))) == sorted(values)  # type: ignore[type-var]
-
-
-@pytest.mark.parametrize(
-    "text", ["{low: 1, high: 1.0e12}", "{low: 1, high: 900_000}", "{low: 0, high: 1, step: 1.0e-9}"]
-)
-def test_a_range_too_large_to_list_is_sampled(text: str) -> None:
-    assert space(f"space.max_num_seqs={text}").size is None
-
-
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("{low: 0, high: 9, step: 0}", "above 0"),
-        ("{low: 0, high: 9, step: -1}", "above 0"),
-        ("{low: 0, high: 1, step: 1.0e-300}", "above 0"),
-        ("{low: 1, high: 1.0e+300}", "at most"),
-    ],
-)
-def test_a_range_without_sense_is_refused(text: str, says: str) -> None:
-    with pytest.raises(ProfileError, match=says):
-        space(f"space.max_num_seqs={text}")
-
-
-def test_a_range_of_chunks_is_in_whole_tokens() -> None:
-    with pytest.raises(ProfileError, match="whole numbers of tokens"):
-        space("space.max_num_batched_tokens={low: 128, high: 256, step: 16.5}")
+def test_spread_is_a_permutation(given: list[int]) -> None:
+    assert sorted(spread(tuple(given))) == sorted(given)  # type: ignore[type-var]

@@ -133,11 +133,12 @@ def _metric_trace(lines: list[SettingLine], sizes: list[int], path: str, colour:
 
 def _winner(data: ReportData, lines: list[SettingLine], sizes: list[int], path: str) -> list[Trace]:
     found = [(size, line) for size, line in zip(sizes, lines, strict=True) if line.id == data.summary.winner]
-    points = [(size, y) for size, line in found if (y := value(line, path)) is not None]
+    points = [(size, level) for size, line in found if (level := value(line, path)) is not None]
     if not points:
         return []
     ring = {"color": INK, "size": 15, "symbol": "circle-open", "line": {"width": 2}}
-    return [lines_trace("winner", *zip(*points, strict=True), INK, "winner", mode="markers", marker=ring)]
+    x, y = [x for x, _ in points], [y for _, y in points]
+    return [lines_trace("winner", x, y, INK, "winner", mode="markers", marker=ring)]
 
 
 def _across(name: str, ends: list[int], level: float, colour: str, told: str) -> Trace:

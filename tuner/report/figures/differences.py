@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from tuner.domain.experiment import STOCK_ID, Round, SettingId, SettingLine
+from tuner.domain.experiment import STOCK_ID, Contrast, Round, SettingId, SettingLine
 from tuner.domain.measurement import higher_is_better, metric
 from tuner.report.data import ReportData
 from tuner.report.figures.base import (
@@ -29,6 +30,27 @@ from tuner.report.words import objective_of
 MOST_ROWS = 30
 MOST_LINES = 24
 MOST_QUANTILES = 200
+_CHANGES = (
+    -0.9,
+    -0.75,
+    -0.5,
+    -0.3,
+    -0.2,
+    -0.1,
+    -0.05,
+    -0.02,
+    0.0,
+    0.02,
+    0.05,
+    0.1,
+    0.2,
+    0.5,
+    1.0,
+    2.0,
+    5.0,
+    10.0,
+    50.0,
+)
 _SECOND_CHOICES = ("itl_ms.p99", "request_throughput", "cold_ttft_ms.p90")
 
 
@@ -54,9 +76,9 @@ def contrasts(data: ReportData) -> Figure:
     searched = [(n, line) for n, line in enumerate(lines) if finals.get(line.id) is not line]
     final = [(n, finals[line.id]) for n, line in enumerate(lines) if line.id in finals]
     traces = [_forest("search", searched, path, MUTED, 0.14), _forest("finals", final, path, ACCENT, -0.14)]
-    zero = {"type": "line", "xref": "x", "yref": "paper", "x0": 0, "x1": 0, "y0": 0, "y1": 1}
+    same = {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1}
     layout = {
-        "xaxis": axis("change against stock", tickformat="+.0%"),
+        "xaxis": _change_axis([side for line in lines for side in _sides(line.vs_stock[path])]),
         "yaxis": axis(
             "",
             autorange="reversed",
@@ -64,7 +86,7 @@ def contrasts(data: ReportData) -> Figure:
             ticktext=[literal(line.label, 34) for line in lines],
             zeroline=False,
         ),
-        "shapes": [{**zero, "line": {"color": INK, "width": 1.2, "dash": "dot"}}],
+        "shapes": [{**same, "line": {"color": INK, "width": 1.2, "dash": "dot"}}],
     }
     rows: list[list[Cell]] = [
         [kind, line.id, line.label, rounded(c.change, 4), *(rounded(side, 4) for side in c.ci95 or (None, None))]
@@ -75,30 +97,55 @@ def contrasts(data: ReportData) -> Figure:
     header = ["part", "setting", "label", "change", "low", "high"]
     height = max(LEAST_HEIGHT, 110 + 30 * len(lines))
     kept = [trace for trace in traces if trace["x"]]
-    return Figure("contrasts", title, says, kept, layout, header, rows, height=height, full_width=len(lines) > 12)
+    return Figure("contrasts", title, says, kept, layout, header, rows, height=height, full_width=True)
 
 
 def _forest(name: str, rows: Sequence[tuple[int, SettingLine]], path: str, colour: str, shift: float) -> Trace:
+    """The ratios to stock, on a logarithmic axis, where a half and a double are equally far from equal."""
     found = [line.vs_stock[path] for _, line in rows]
-    low = [c.change - c.ci95[0] if c.ci95 else 0.0 for c in found]
-    high = [c.ci95[1] - c.change if c.ci95 else 0.0 for c in found]
     text = [
         literal(line.label)
         + f"<br>{signed_percent(c.change)}"
         + (f" ({signed_percent(c.ci95[0])} to {signed_percent(c.ci95[1])})" if c.ci95 else "")
         for (_, line), c in zip(rows, found, strict=True)
     ]
-    bars = {"type": "data", "symmetric": False, "array": high, "arrayminus": low, "thickness": 1.4, "width": 4}
+    bars = {"type": "data", "symmetric": False, "thickness": 1.4, "width": 4, "color": colour}
+    high, low = [_sides(c)[1] - 1 - c.change for c in found], [1 + c.change - _sides(c)[0] for c in found]
     return lines_trace(
         name,
-        [c.change for c in found],
+        [1 + c.change for c in found],
         [n + shift for n, _ in rows],
         colour,
         f"{name}: %{{text}}",
         mode="markers",
         text=text,
-        error_x={**bars, "color": colour},
+        error_x={**bars, "array": high, "arrayminus": low},
         marker={"color": colour, "size": 8, "symbol": "circle" if name == "finals" else "circle-open"},
+    )
+
+
+def _sides(contrast: Contrast) -> tuple[float, float]:
+    """The interval as ratios; the value itself where there is none."""
+    low, high = contrast.ci95 or (contrast.change, contrast.change)
+    return max(1 + low, 0.01), 1 + high
+
+
+def _change_axis(ratios: Sequence[float]) -> dict[str, object]:
+    """Ratios on a log axis, labelled as changes; stock's tick is always among them."""
+    low, high = math.log(min(*ratios, 0.95)), math.log(max(*ratios, 1.05))
+    ticks: list[float] = []
+    for change in sorted(_CHANGES, key=abs):
+        at = math.log1p(change)
+        if low <= at <= high and all(abs(at - math.log1p(tick)) > (high - low) / 12 for tick in ticks):
+            ticks.append(change)
+    edge = (high - low) * 0.04
+    return axis(
+        "change against stock",
+        type="log",
+        tickangle=0,
+        range=[(low - edge) / math.log(10), (high + edge) / math.log(10)],
+        tickvals=[1 + change for change in ticks],
+        ticktext=[signed_percent(change) for change in ticks],
     )
 
 
