@@ -15,10 +15,6 @@ SWEEP_FLAGS ?=
 PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check --quiet
 PYTEST = $(VENV)/bin/python -m pytest
-# Real processes in real time: on a shared machine a moment without a processor fails one. What failed is said, runs
-# once more by itself, and has to pass then.
-PROCESSES = tests/contract tests/integration
-REAL_TIME = tests/e2e
 
 .PHONY: sweep test unit lint test-vllm test-gpu docs-test clean
 
@@ -27,8 +23,8 @@ sweep: $(VENV)/.installed
 
 test: $(VENV)/.installed-dev lint
 	$(PYTEST) tests/unit -n 2 -q
-	$(PYTEST) $(PROCESSES) -n 2 -q || $(PYTEST) $(PROCESSES) -q --last-failed
-	$(PYTEST) $(REAL_TIME) -q --durations=40 || $(PYTEST) $(REAL_TIME) -q --last-failed
+	$(PYTEST) tests/contract tests/integration -n 2 -q
+	$(PYTEST) tests/e2e -q --durations=20
 
 unit: $(VENV)/.installed-dev
 	$(PYTEST) tests/unit -q
@@ -41,7 +37,7 @@ lint: $(VENV)/.installed-dev
 
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	export CHUNKTUNE_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/vllm; \
-	$(PYTEST) tests/vllm -q --durations=15 || $(PYTEST) tests/vllm -q --last-failed
+	$(PYTEST) tests/vllm -q --durations=15
 
 test-gpu: $(VENV)/.installed-dev
 	$(PYTEST) tests/gpu -q -rs
