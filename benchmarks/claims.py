@@ -20,20 +20,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
-from tuner.domain.measurement import metric
-from tuner.domain.profile import Profile
-from tuner.errors import ChunktuneError, NoVerdict
-from tuner.files import write_json
-from tuner.measure import summarize
-from tuner.profile import load_profile
-from tuner.report.numbers import metric_title, metric_unit, percent, short
-from tuner.experiment.choice import EngineChoice
-from tuner.trial.rounds import EXTRA_ATTEMPTS, counting
-from tuner.experiment.session import RoundResult, SessionConfig, engine_session
-
 ROOT = Path(__file__).resolve().parents[1]
-SERVE = ROOT / "benchmarks" / "paced" / "serve.py"
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.engines import PACED_ARGS, measure_start, paced, simulated  # noqa: E402
+from tuner.domain.measurement import metric  # noqa: E402
+from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar, Setting  # noqa: E402
+from tuner.errors import ChunktuneError  # noqa: E402
+from tuner.files import write_json  # noqa: E402
+from tuner.measure import summarize  # noqa: E402
+from tuner.profile import load_profile  # noqa: E402
+from tuner.report.numbers import metric_title, metric_unit, percent, short  # noqa: E402
+
 TTFT = ("ttft_ms.p50", "ttft_ms.p90", "ttft_ms.p99")
 OPTIONS_OF_ARTICLES = (
     "enable_chunked_prefill",
@@ -147,51 +145,23 @@ EXPERIMENTS: dict[str, Experiment] = {
 async def measure(experiment: Experiment, variant: Variant, engine: str, rounds: int, folder: Path) -> dict[str, Any]:
     """One configuration: its metrics, the P90 of each round, and what its log says of hits."""
     profile = load_profile(experiment.profile, list(experiment.overrides))
-    args: dict[str, Scalar] = {
-        **profile.engine.args,
-        # CPU attention takes multiples of 32; the simulated engine gets the same, for the same pool.
-        "block_size": 32,
-        # One worker runs in place of several.
-        **({"tensor_parallel_size": None, "gpu_memory_utilization": None} if engine == "paced" else {}),
-        **experiment.args,
-        **variant.args,
-    }
-    log = folder / "engine.log"
-    config = SessionConfig.of_profile(
-        profile,
-        _choice(engine, profile),
-        args=args,
-        reuse_budget=variant.budget,
-        seed=0,
-        log_path=log,
-        record_dir=folder,
-    )
-    results: list[RoundResult] = []
-    async with engine_session(config) as session:
-        while len(counting(results)) < rounds and len(results) < rounds + EXTRA_ATTEMPTS:
-            results.append(await session.round(f"claims/{variant.name}/{len(results)}"))
-        version = session.effective.vllm_version if session.effective else None
-    good = counting(results)
-    if not good:
-        raise NoVerdict(f"no round counts: {results[-1].measurement.void}")
-    summary = summarize([r.measurement for r in good], [r.observation for r in good])
+    # The simulated engine gets the blocks of the paced one, for the same pool.
+    of_engine = PACED_ARGS if engine == "paced" else {"block_size": PACED_ARGS["block_size"]}
+    args: dict[str, Scalar] = {**profile.engine.args, **of_engine, **experiment.args}
+    choice = (paced if engine == "paced" else simulated)(profile)
+    setting = Setting(knobs=variant.args, reuse_budget=variant.budget)
+    store, results = await measure_start(profile, choice, args, setting, rounds, folder)
+    rows, number = results.kept(), results.starts[0].number
+    observations = [store.read_observation(number, row.round) for row in rows]
+    summary = summarize([row.measurement for row in rows], observations)
     return {
         "metrics": {name: metric(summary.median, name) for name in experiment.metrics},
         "ci95": {name: summary.ci95.get(name) for name in experiment.metrics},
-        "round_p90_ms": [metric(r.measurement, "ttft_ms.p90") for r in good],
-        "log_names_single_hits": bool(_SINGLE_HIT.search(log.read_text(errors="replace"))),
-        "vllm_version": version,
+        "round_p90_ms": [metric(row.measurement, "ttft_ms.p90") for row in rows],
+        "log_names_single_hits": bool(_SINGLE_HIT.search(store.engine_log(number).read_text(errors="replace"))),
+        "vllm_version": results.starts[0].vllm_version,
         "cpus": os.cpu_count(),
     }
-
-
-def _choice(engine: str, profile: Profile) -> EngineChoice:
-    hardware = profile.hardware
-    settings = {"gpu": hardware.gpu, "count": hardware.count, "cost_model": hardware.cost_model or profile.model}
-    env = {"CHUNKTUNE_SIM": json.dumps(settings)}
-    if engine == "sim":
-        return EngineChoice("sim", (sys.executable, "-m", "tuner.sim"), "for the claims", env)
-    return EngineChoice("vllm", (sys.executable, str(SERVE)), "for the claims", env)
 
 
 async def run(names: list[str], engine: str, rounds: int, out: Path) -> dict[str, Any]:

@@ -23,17 +23,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from tuner.domain.setting import CHUNK_KNOB
-from tuner.domain.measurement import Measurement, metric
-from tuner.domain.profile import Profile
-from tuner.errors import ChunktuneError, NoVerdict
-from tuner.measure import summarize
-from tuner.profile import load_profile
-from tuner.experiment.choice import EngineChoice
-from tuner.trial.rounds import EXTRA_ATTEMPTS, counting
-from tuner.experiment.session import RoundResult, SessionConfig, engine_session
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
 
-SERVE = Path(__file__).resolve().parent / "paced" / "serve.py"
+from benchmarks.engines import PACED_ARGS, measure_start, paced, simulated  # noqa: E402
+from tuner.domain.measurement import Measurement, metric  # noqa: E402
+from tuner.domain.profile import Profile  # noqa: E402
+from tuner.domain.setting import CHUNK_KNOB, Scalar, Setting  # noqa: E402
+from tuner.errors import ChunktuneError  # noqa: E402
+from tuner.experiment.choice import EngineChoice  # noqa: E402
+from tuner.measure import summarize  # noqa: E402
+from tuner.profile import load_profile  # noqa: E402
+
 CHUNKS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 OVERHEAD = "ms_between_steps"
 METRICS = ("ttft_ms.p50", "ttft_ms.p90", "cold_ttft_ms.p50", "cold_ttft_ms.p90", "itl_ms.p50", "prefix_hit_rate",
@@ -42,47 +43,32 @@ METRICS = ("ttft_ms.p50", "ttft_ms.p90", "cold_ttft_ms.p50", "cold_ttft_ms.p90",
 
 @dataclass(frozen=True)
 class Engine:
+    """An engine, and the options that it gets beside the profile's."""
+
     name: str
     choice: EngineChoice
-    async_scheduling: bool | None
+    args: dict[str, Scalar]
 
 
 def engines(profile: Profile, wanted: list[str], scale: float, step_log: Path) -> list[Engine]:
-    hardware = profile.hardware
-    settings: dict[str, Any] = {"gpu": hardware.gpu, "count": hardware.count, "step_time_scale": scale}
-    settings["cost_model"] = hardware.cost_model or profile.model
-    env = {"CHUNKTUNE_SIM": json.dumps(settings)}
-    serve = (sys.executable, str(SERVE), "--step-log", str(step_log), "--step-time-scale", str(scale))
-    sim = EngineChoice("sim", (sys.executable, "-m", "tuner.sim"), "for the comparison", env)
-    paced = EngineChoice("vllm", serve, "for the comparison", env)
-    every = [Engine("paced", paced, None), Engine("sim", sim, False), Engine("sim-async", sim, True)]
+    """The engines asked for, all with the same blocks and the same slots."""
+    same: dict[str, Scalar] = {"block_size": 32, "max_num_seqs": 64}
+    sim = simulated(profile, scale=scale)
+    every = [
+        Engine("paced", paced(profile, scale=scale, step_log=step_log), {**same, **PACED_ARGS}),
+        Engine("sim", sim, {**same, "async_scheduling": False}),
+        Engine("sim-async", sim, {**same, "async_scheduling": True}),
+    ]
     return [engine for engine in every if engine.name in wanted]
 
 
 async def measure(profile: Profile, engine: Engine, chunk: int, rounds: int, folder: Path, seed: int) -> Measurement:
-    args = {**profile.engine.args, "block_size": 32, "max_num_seqs": 64, CHUNK_KNOB: chunk}
-    if engine.name == "paced":
-        # One worker runs; the pretended number of GPUs comes with CHUNKTUNE_SIM.
-        args["tensor_parallel_size"] = None
-        args["gpu_memory_utilization"] = None
-    if engine.async_scheduling is not None:
-        args["async_scheduling"] = engine.async_scheduling
-    config = SessionConfig.of_profile(
-        profile,
-        engine.choice,
-        args=args,
-        reuse_budget=None,
-        seed=seed,
-        log_path=folder / f"{engine.name}-{chunk}.log",
-        record_dir=folder,
-    )
-    results: list[RoundResult] = []
-    async with engine_session(config) as session:
-        while len(counting(results)) < rounds and len(results) < rounds + EXTRA_ATTEMPTS:
-            results.append(await session.round(f"{engine.name}-{chunk}-{len(results)}"))
-    if not counting(results):
-        raise NoVerdict(f"no round counts: {results[-1].measurement.void}")
-    return summarize([r.measurement for r in results], [r.observation for r in results]).median
+    """The median of the rounds; the start is kept in a folder of its own."""
+    args = {**profile.engine.args, **engine.args}
+    setting = Setting(knobs={CHUNK_KNOB: chunk})
+    own = folder / f"{engine.name}-{chunk}"
+    _, results = await measure_start(profile, engine.choice, args, setting, rounds, own, seed=seed)
+    return summarize([row.measurement for row in results.kept()]).median
 
 
 def between_steps_ms(step_log: Path) -> float | None:
@@ -132,7 +118,7 @@ async def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--logs", type=Path, help="keep the engines' logs in this folder")
+    parser.add_argument("--logs", type=Path, help="keep what was measured, and the engines' logs, in this new folder")
     arguments = parser.parse_args()
     task = asyncio.current_task()
     assert task is not None

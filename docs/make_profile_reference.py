@@ -1,7 +1,7 @@
-"""Writes docs/profile.md from the profile's own classes: names, types, defaults and their docstrings.
+"""Writes docs/profile.md from the profile's own classes, and the table of live knobs in docs/knobs.md.
 
-python docs/make_profile_reference.py            # write it
-python docs/make_profile_reference.py --check    # exit 1 when it is not current
+python docs/make_profile_reference.py            # write them
+python docs/make_profile_reference.py --check    # exit 1 when one is not current
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from tuner.domain import profile, workload
-from tuner.domain.setting import Scalar
 from tuner.domain.measurement import metric_names
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.units import Duration, TokenRange
+from tuner.space.knobs import LIVE
 
-TARGET = Path(__file__).resolve().parent / "profile.md"
+PROFILE_PAGE = Path(__file__).resolve().parent / "profile.md"
+KNOBS_PAGE = Path(__file__).resolve().parent / "knobs.md"
 ORDER: tuple[tuple[type[BaseModel], str], ...] = (
     (profile.Profile, "The profile"),
     (profile.Hardware, "`hardware`"),
@@ -49,12 +51,19 @@ field.
 """
 SPACE = """## `space`
 
-Knobs by vLLM's own names in snake case (see [knobs.md](knobs.md)), each a list of values or a range. Names are checked
-against the installed vLLM before the first trial. `max_num_batched_tokens` has to be a multiple of the block size:
-any other works too and is as fast as its neighbours, so that leaving it out only keeps the space small.
-`reuse_budget` takes {budget}, each a list or a range, for the scheduler plug-in.
+Knobs by vLLM's own names in snake case, each a list of values or a range; [knobs.md](knobs.md) has those that are
+switched while the engine runs. Any other `vllm serve` option may stand here too: each of its values needs engine
+starts of its own. Names are checked against the installed vLLM before the first start.
 
-"""
+| key | value | default | |
+|---|---|---|---|
+| any knob | list of values, or a range | | `max_num_batched_tokens`, the chunk size, is a multiple of 16, or of the block size that the profile itself sets. |
+| `reuse_budget` | mapping of {budget} to: list of values, or a range | | Knobs of the scheduler plug-in; 0 turns one off. |
+| `refine` | true or false | `true` | {refine} |
+
+"""  # noqa: E501
+KNOBS_BEGIN = "<!-- Made by docs/make_profile_reference.py from tuner/space/knobs.py: begin -->\n"
+KNOBS_END = "<!-- end -->\n"
 METRICS = """## Metrics that an objective or a constraint may name
 
 {metrics}. Besides these, `groups.<class>.p50` and so on for the classes of a mixed load. See [metrics.md](metrics.md).
@@ -67,10 +76,23 @@ def page() -> str:
     for model, title in ORDER:
         parts.append(_section(model, title))
         if model is workload.PromptsWorkload:
-            parts.append(SPACE.format(budget=", ".join(f"`{name}`" for name in profile.BUDGET_KNOBS)))
+            budget = ", ".join(f"`{name}`" for name in ReuseBudget.model_fields)
+            parts.append(SPACE.format(budget=budget, refine=_docstrings(profile.Space)["refine"]))
     names = ", ".join(f"`{name}`" for name in metric_names())
     parts.append(METRICS.format(metrics=textwrap.fill(names, 118, break_on_hyphens=False)))
     return "".join(parts)
+
+
+def knobs_page(page: str) -> str:
+    """The page of knobs with its table of live ones made anew."""
+    before, _, rest = page.partition(KNOBS_BEGIN)
+    _, _, after = rest.partition(KNOBS_END)
+    rows = ["| knob | values | off | what it does |\n|---|---|---|---|\n"]
+    for knob in LIVE.values():
+        off = "not set" if knob.off is None else f"`{str(knob.off).lower() if knob.kind is bool else f'{knob.off:g}'}`"
+        said = " ".join(filter(None, [knob.help, knob.rule]))
+        rows.append(f"| `{knob.name}` | {knob.wants} | {off} | {said} |\n")
+    return f"{before}{KNOBS_BEGIN}\n{''.join(rows)}\n{KNOBS_END}{after}"
 
 
 def _section(model: type[BaseModel], title: str) -> str:
@@ -155,10 +177,11 @@ def _default(field: Any) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing; exit 1 when the page is not current")
+    pages = {PROFILE_PAGE: page(), KNOBS_PAGE: knobs_page(KNOBS_PAGE.read_text(encoding="utf-8"))}
     if parser.parse_args().check:
-        current = TARGET.exists() and TARGET.read_text(encoding="utf-8") == page()
-        return 0 if current else 1
-    TARGET.write_text(page(), encoding="utf-8")
+        return int(any(not f.exists() or f.read_text(encoding="utf-8") != text for f, text in pages.items()))
+    for file, text in pages.items():
+        file.write_text(text, encoding="utf-8")
     return 0
 
 

@@ -19,7 +19,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tests.e2e.test_faults import alive
+from tests.e2e.commands import alive
 from tests.fakes.frozen import frozen_of
 from tuner.domain.workload import SharedPrefixWorkload, workload_sha256
 

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """A stand-in for the `vllm` command: its argv, log lines, exit codes and API, and faults on demand.
 
-Standard library only, so that it starts in a tenth of a second under any Python. Environment
+Standard library only, so that it starts in a tenth of a second under any Python; live control comes from the folder
+that chunktune puts on its PYTHONPATH. Environment
 `FAKE_VLLM` holds its script: JSON, or the path of a JSON file. Every key is optional.
 
     time_scale          every time below is multiplied by this (default 1)
     state               a folder that outlives a start: counts starts, needed for `times`
-    version             what `--version` says
+    version             what `--version` says (default 0.32.0); one that is not known cannot be switched live
     unknown_options     options (dashed, without `--`) that this version does not have
     help_fails          `--help` exits 1
     ready_after_s       time until it listens
@@ -15,7 +16,9 @@ Standard library only, so that it starts in a tenth of a second under any Python
                         prints tests/unit/engine/logs/NAME.log (or `text`) and exits; {hang: true} never gets ready;
                         {signal: N} ends by that signal
     load                list of faults under load, each {after_requests: N, times, chunk_below, chunk_above} with
-                          exit: CODE (and log/text before it), stall: true, kill_core: true
+                          exit: CODE (and log/text before it), stall: true, kill_core: true; the chunk is that of the
+                          moment
+    live                {refuses_chunk: N}, {forgets_chunk: N} (says that it runs what it ran before), {silent: true}
     core                "none" (default), "polite", "stubborn" (ignores TERM), "escaping" (a session of its own too)
     ignore_term         the API server ignores TERM
     log_chunk           the chunk that log and /server_info claim, whatever argv says
@@ -62,6 +65,7 @@ VALUES = {
     "num-gpu-blocks-override": int,
     "kv-cache-memory-bytes": int,
     "gpu-memory-utilization": float,
+    "watermark": float,
     "tensor-parallel-size": int,
     "pipeline-parallel-size": int,
     "seed": int,
@@ -83,6 +87,7 @@ FLAGS = (
     "trust-remote-code",
     "long-prefill-token-threshold-adaptive",
     "enable-log-requests",
+    "scheduler-reserve-full-isl",
 )
 
 
@@ -182,15 +187,15 @@ class Faults:
     def __init__(self, script: dict[str, Any], kind: str, options: dict[str, Any]) -> None:
         self._kind = kind
         self._state = Path(script["state"]) if "state" in script else None
-        chunk = options.get("max-num-batched-tokens", 8192)
-        self.applying = [
+        self._faults = [
             fault
             for number, fault in enumerate(script.get(kind, ()))
-            if chunk < fault.get("chunk_below", float("inf"))
-            and chunk > fault.get("chunk_above", 0)
-            and ("with_option" not in fault or fault["with_option"] in options)
-            and self._left(number, fault)
+            if ("with_option" not in fault or fault["with_option"] in options) and self._left(number, fault)
         ]
+
+    def applying(self, chunk: int) -> list[dict[str, Any]]:
+        """Those of an engine that runs this chunk."""
+        return [f for f in self._faults if f.get("chunk_above", 0) < chunk < f.get("chunk_below", float("inf"))]
 
     def _left(self, number: int, fault: dict[str, Any]) -> bool:
         return "times" not in fault or count(self._state, f"{self._kind}-{number}", peek=True) < fault["times"]
@@ -251,7 +256,7 @@ def serve(model: str, options: dict[str, Any], script: dict[str, Any], start_num
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     core = start_core(script.get("core", "none"))
     faults = Faults(script, "start", options)
-    for fault in faults.applying:
+    for fault in faults.applying(options.get("max-num-batched-tokens", 8192)):
         faults.play(fault, script)
         time.sleep(fault.get("after_s", 0) * scale)
         if fault.get("hang"):
@@ -260,12 +265,14 @@ def serve(model: str, options: dict[str, Any], script: dict[str, Any], start_num
         end(fault)
     time.sleep(script.get("ready_after_s", 0) * scale)
     engine = Engine(model, options, script, start_number)
+    if str(options.get("scheduler-cls", "")).endswith(".LiveScheduler"):
+        control(engine, script)
     announce(engine, script)
     load_faults = Faults(script, "load", options)
 
     def on_request(number: int) -> bool:
         """True when the engine stalls from this request on."""
-        for fault in load_faults.applying:
+        for fault in load_faults.applying(engine.chunk):
             if number < fault.get("after_requests", 0):
                 continue
             load_faults.play(fault, script)
@@ -280,6 +287,17 @@ def serve(model: str, options: dict[str, Any], script: dict[str, Any], start_num
         return False
 
     asyncio.run(run(Api(engine, script, on_request), options, core, bool(script.get("ignore_term"))))
+
+
+def control(engine: Engine, script: dict[str, Any]) -> None:
+    """What `--scheduler-cls tuner.scheduler.LiveScheduler` does."""
+    from fake_vllm_live import attach
+
+    reason = attach(engine, script)
+    if reason:
+        print(f"tuner.scheduler.handles.LiveHandleError: {reason}")
+        print("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
+        sys.exit(1)
 
 
 async def run(api: Any, options: dict[str, Any], core: int | None, ignore_term: bool) -> None:

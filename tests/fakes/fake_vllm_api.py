@@ -38,6 +38,12 @@ class Engine:
         self.running = 0
         self.queries = self.hits = self.prompt_tokens = self.steps = self.finished = 0
         self.ttft_sum_s = 0.0
+        self.live: Any = None
+        """`fake_vllm_live.Live` of an engine that was started for tuning."""
+
+    def forget(self) -> None:
+        """Empty the prefix cache."""
+        self._blocks.clear()
 
     def option(self, name: str, default: Any) -> Any:
         return self.options.get(name, default)
@@ -72,11 +78,17 @@ class Engine:
             ms += slow["ms"]
         if "remember" in script:
             ms = script["remember"]["seen_ms" if seen else "unseen_ms"]
-        self.steps += max(1, -(-(prompt - cached) // self.chunk))
+        left = prompt - cached
+        self.steps += max(1, -(-left // self.chunk))
+        while self.live is not None and left > 0:
+            self.live.step(min(left, self.chunk), prefill=True, last=left <= self.chunk)
+            left -= self.chunk
         return float(ms) / 1000 * script.get("time_scale", 1.0)
 
     def token_s(self) -> float:
         self.steps += 1
+        if self.live is not None:
+            self.live.step(1)
         return float(self._script.get("token_ms", 0.5)) / 1000 * self._script.get("time_scale", 1.0)
 
     def metrics(self) -> str:
@@ -193,6 +205,8 @@ class Api:
             return await reply(writer, 200, engine.server_info())
         if path == "/reset_prefix_cache" and developing and script.get("reset_prefix_cache", "true") != "missing":
             kind = script.get("reset_prefix_cache", "true")
+            if kind == "true":
+                engine.forget()
             return await reply(writer, 200, "" if kind == "empty" else {"success": kind == "true"})
         if method == "POST" and path in ("/tokenize", "/v1/completions", "/v1/chat/completions"):
             try:
@@ -233,6 +247,8 @@ class Api:
                 f"This model's maximum context length is {engine.max_model_len} tokens. However, you requested "
                 f"{wanted} output tokens and your prompt contains at least {len(tokens)} input tokens.",
             )
+        if engine.live is not None:
+            engine.live.request_comes()
         number = self._requests
         self._requests += 1
         self._stalled = self._stalled or self._on_request(number)

@@ -29,6 +29,7 @@ from tuner.domain.experiment import (
 from tuner.domain.measurement import Breakdown, Client, Latency, Measurement, Memory, metric
 from tuner.domain.observation import MemorySample, MemoryTimeline
 from tuner.domain.setting import CHUNK_KNOB, STOCK, ReuseBudget, Scalar, Setting
+from tuner.experiment.design import Named
 from tuner.report.data import ReportData
 
 GIB = 2**30
@@ -105,17 +106,24 @@ def start(
         "start_s": 110.0,
         "settings": list(defined),
         "defined": {str(name): setting for name, setting in defined.items()},
-        "started_at": (_BEGAN + timedelta(seconds=250 * number)).isoformat(),
+        "started_at": (_BEGAN + timedelta(seconds=250 * number - 250)).isoformat(),
         "time": StartTime(total_s=240, engine_start_s=110, load_s=120, stop_s=5),
     }
     return Start(number=number, purpose=purpose, state=state, **{**fields, **more})
 
 
-def failed(number: int, setting: Setting, state: StartState, cause: str, message: str, hint: str = "") -> Start:
+def failed(number: int, named: Named, state: StartState, cause: str, message: str, hint: str = "") -> Start:
     """A start that never became ready."""
     time = StartTime(total_s=31, engine_start_s=29, stop_s=2)
-    more = {"cause": cause, "message": message, "hint": hint, "time": time, "start_s": 0.0, "label": setting.label}
-    return start(number, "search", {number: setting}, state=state, live=False, **more)
+    more = {
+        "cause": cause,
+        "message": message,
+        "hint": hint,
+        "time": time,
+        "start_s": 0.0,
+        "label": named.setting.label,
+    }
+    return start(number, "search", {named.id: named.setting}, state=state, live=False, **more)
 
 
 def cycle(number: int, in_start: int, p90s: Mapping[SettingId, tuple[Setting, float]], first: int = 1) -> list[Round]:
@@ -285,19 +293,24 @@ def normal(*, simulated: bool = False, model: str = MODEL) -> ReportData:
     p90s |= {n: (s, _P90_BY_CHUNK[s.chunk or 0]) for n, s in chunks.items()} | others
     refused = {10: Setting(knobs={CHUNK_KNOB: 32}), 11: Setting(knobs={CHUNK_KNOB: 16384})}
     left = {n: p90s[n] for n in (STOCK_ID, 2, 3, 4, _WINNER, _RUNNER_UP, 8)}
-    rounds = cycle(0, 1, p90s) + cycle(1, 1, p90s, 12) + cycle(2, 1, p90s, 23) + cycle(3, 1, left, 34)
+    rounds = cycle(0, 2, p90s) + cycle(1, 2, p90s, 12) + cycle(2, 2, p90s, 23) + cycle(3, 2, left, 34)
     rounds[4] = discarded(rounds[4], "the client was 12 ms late")
     finalists = {n: p90s[n] for n in (STOCK_ID, _WINNER, _RUNNER_UP)}
-    finals = [r for n in (2, 3, 4) for c in range(3) for r in cycle(3 * n + c - 2, n, finalists, 3 * c + 1)]
-    literal_rounds = cycle(13, 5, {_WINNER: p90s[_WINNER]})
+    finals = [r for n in (3, 4, 5) for c in range(3) for r in cycle(3 * n + c - 5, n, finalists, 3 * c + 1)]
+    literal_rounds = cycle(13, 6, {_WINNER: p90s[_WINNER]})
     measured = {name: setting for name, (setting, _) in p90s.items()}
     starts = [
         failed(
-            0, refused[11], "infeasible", "no_memory_for_kv", "1.2 GiB is needed, 0.4 GiB is available", "Lower it."
+            1,
+            Named(11, refused[11]),
+            "infeasible",
+            "no_memory_for_kv",
+            "1.2 GiB is needed, 0.4 GiB is available",
+            "Lower it.",
         ),
-        start(1, "search", measured),
-        *(start(n, "final", {k: v for k, (v, _) in finalists.items()}, label=f"final {n - 1} of 3") for n in (2, 3, 4)),
-        start(5, "literal", {_WINNER: measured[_WINNER]}),
+        start(2, "search", measured),
+        *(start(n, "final", {k: v for k, (v, _) in finalists.items()}, label=f"final {n - 2} of 3") for n in (3, 4, 5)),
+        start(6, "literal", {_WINNER: measured[_WINNER]}),
     ]
     eliminated = {n: {"state": "eliminated", "cause": "slower than stock beyond doubt"} for n in (0, 1, 7, 9)}
     unfit = {n: {"p_feasible": 0.01} for n in (0, 1)}
@@ -322,7 +335,7 @@ def normal(*, simulated: bool = False, model: str = MODEL) -> ReportData:
         study=study,
         summary=told,
         results=Results(starts, rounds + finals + literal_rounds, elapsed_s=told.time.total_s),
-        timelines={n: {k: timeline(simulated=simulated) for k in range(1, 10)} for n in (1, 2, 3, 4)},
+        timelines={n: {k: timeline(simulated=simulated) for k in range(1, 10)} for n in (2, 3, 4, 5)},
         ttfts_ms={n: ttfts(p90 * 0.65, seed) for seed, (n, (_, p90)) in enumerate(finalists.items())},
         importances={CHUNK_KNOB: 0.81, "long_prefill_token_threshold": 0.12, "reuse_budget": 0.07},
         command=COMMAND,
@@ -377,7 +390,8 @@ def failures_only() -> ReportData:
     """Nothing could be measured."""
     settings = {n: Setting(knobs={CHUNK_KNOB: 128 << n}) for n in range(3)}
     gated = "Cannot access gated repo for meta-llama/Llama-3.1-70B-Instruct"
-    starts = [failed(n, s, "engine_failed", "gated_model", gated, "Set HF_TOKEN.") for n, s in settings.items()]
+    hint = "Set HF_TOKEN."
+    starts = [failed(n + 1, Named(n, s), "engine_failed", "gated_model", gated, hint) for n, s in settings.items()]
     lines = [line(n, s, [], state="failed", cause="gated_model") for n, s in settings.items()]
     study = study_file()
     told = summary(study, lines, starts, sentence="Nothing could be measured: 3 of 3 starts failed with gated_model")
@@ -431,7 +445,7 @@ def many() -> ReportData:
         knobs: dict[str, Scalar] = {CHUNK_KNOB: chunk, "long_prefill_token_threshold": dice.choice([64, 96, 112])}
         p90s[number] = (Setting(knobs=knobs), 84 + 20000 / chunk + dice.uniform(0, 30))
     rounds = [r for n in range(3) for r in cycle(n, 1, p90s, 301 * n + 1)]
-    starts = [start(n, "single", {name: s}) for n, (name, (s, _)) in enumerate(p90s.items())]
+    starts = [start(n + 1, "single", {name: s}) for n, (name, (s, _)) in enumerate(p90s.items())]
     lines = [line(name, s, rounds) for name, (s, _) in p90s.items()]
     study = study_file()
     best = min((s for s in lines if s.id != STOCK_ID), key=lambda s: _p90(s.median or Measurement()))

@@ -47,13 +47,13 @@ def _root(
 
 
 _COMMANDS: dict[Callable[..., int], str] = {
-    sweep: "Measure candidates, find the best configuration and freeze it.",
+    sweep: "Measure settings, find the best one and freeze it.",
     freeze: "Write a study's winner as JSON, YAML or a command line.",
     regress: "Measure a frozen configuration again and judge it.",
     bench: "Measure a running server under the load of a profile.",
     compare: "Say whether one of two servers or configurations is worse.",
     report: "Write a study as one self-contained HTML file.",
-    doctor: "Say what would make a sweep fail or lie, and the hint.",
+    doctor: "Say what would break or bias a sweep, and how to fix it.",
     serve: "Become `vllm serve` on a frozen configuration.",
 }
 """In the order of the help, each with a line that fits into 80 columns there."""

@@ -1,9 +1,11 @@
-"""`chunktune bench`: a server that runs already, measured like a trial."""
+"""`chunktune bench`: a server that runs already."""
 
 from __future__ import annotations
 
 import secrets
 import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -22,8 +24,10 @@ from tuner.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from tuner.domain.experiment import Trial
     from tuner.domain.profile import Profile
+    from tuner.experiment.store import Store
+    from tuner.load.target import Target
+    from tuner.report.bench import BenchResult
 
 
 def bench(
@@ -47,77 +51,56 @@ def bench(
     Interrupted, it prints the rounds that had finished.
     """
     from tuner.errors import Interrupted
+    from tuner.experiment.store import Store
+    from tuner.load.target import Target
     from tuner.profile import load_profile
+    from tuner.regress.bench import bench_result
 
     loaded = load_profile(profile, [*(overrides or []), *([f"rounds={rounds}"] if rounds is not None else [])])
-    interrupted: list[Trial] = []
-    try:
-        trial = _measure(
-            loaded,
-            url,
-            model,
-            api_key(api_key_env),
-            secrets.randbits(32) if seed is None else seed,
-            interrupted,
-            quiet=quiet,
-        )
-    except Interrupted:
-        for unfinished in interrupted:
-            _print(unfinished, as_json=as_json)
-        raise
-    _print(trial, as_json=as_json)
-    return 0 if trial.state == "completed" else 3
-
-
-def _print(trial: Trial, *, as_json: bool) -> None:
-    if as_json:
-        from tuner.files import dump_json
-
-        sys.stdout.write(dump_json(trial.to_json()).decode())
-    else:
-        from tuner.report.bench import bench_table
-        from tuner.report.terminal import result_console
-
-        result_console().print(bench_table(trial))
-    sys.stdout.flush()
-
-
-def _measure(
-    profile: Profile,
-    url: str,
-    model: str | None,
-    key: str | None,
-    seed: int,
-    interrupted: list[Trial],
-    *,
-    quiet: bool,
-) -> Trial:
-    """The measured server. Interrupted, with the trial so far in `interrupted` when a round of it counts."""
-    from tuner.cli.interrupt import run_interruptible
-    from tuner.clock import SYSTEM_CLOCK
-    from tuner.domain.units import counted
-    from tuner.load.target import Target
-    from tuner.report.live import SweepView
-    from tuner.report.terminal import progress_console
-    from tuner.trial.bench import bench_server
-
     target = Target(
         base_url=url,
         model=model,
-        api=profile.workload.api,
-        api_key=key,
-        request_timeout_s=profile.workload.request_timeout,
+        api=loaded.workload.api,
+        api_key=api_key(api_key_env),
+        request_timeout_s=loaded.workload.request_timeout,
     )
+    with TemporaryDirectory(prefix="chunktune-bench-") as folder:
+        store = Store(Path(folder))
+        try:
+            result = _measure(target, loaded, store, secrets.randbits(32) if seed is None else seed, quiet=quiet)
+        except Interrupted:
+            if store.results().kept():
+                _print(bench_result(store, loaded), as_json=as_json)
+            raise
+    _print(result, as_json=as_json)
+    return 0 if result.start.state == "completed" else 3
+
+
+def _print(result: BenchResult, *, as_json: bool) -> None:
+    if as_json:
+        from tuner.files import dump_json
+
+        sys.stdout.write(dump_json(result.to_json()).decode())
+    else:
+        from tuner.report.terminal import result_console
+
+        result_console().print(result)
+    sys.stdout.flush()
+
+
+def _measure(target: Target, profile: Profile, store: Store, seed: int, *, quiet: bool) -> BenchResult:
+    from tuner.cli.interrupt import run_interruptible
+    from tuner.clock import SYSTEM_CLOCK
+    from tuner.domain.units import counted
+    from tuner.regress.bench import bench
+    from tuner.report.live import SweepView
+    from tuner.report.terminal import progress_console
 
     def kept() -> str:
-        done = sum(r.void is None for trial in interrupted for r in trial.rounds)
-        of = counted(profile.rounds, "round")
+        done, of = len(store.results().kept()), counted(profile.rounds, "round")
         return f"What is printed rests on {done} of {of}." if done else f"None of {of} had finished."
 
-    with SweepView(progress_console(), quiet=quiet) as view:
+    with SweepView(progress_console(), quiet=quiet, objective=profile.objective.metrics[0]) as view:
         return run_interruptible(
-            lambda: bench_server(
-                target, profile, seed=seed, clock=SYSTEM_CLOCK, progress=view, on_interrupted=interrupted.append
-            ),
-            kept=kept,
+            lambda: bench(target, profile, store, seed=seed, clock=SYSTEM_CLOCK, events=view), kept=kept
         )

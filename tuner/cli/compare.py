@@ -23,11 +23,17 @@ from tuner.cli.options import (
     VllmOption,
     api_key,
 )
-from tuner.cli.regress import EXIT_CODES, TOLERANCE, choose_for, kept_starts, say
+from tuner.cli.regress import EXIT_CODES, STAGES, TOLERANCE, choose_for, kept_starts, say
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+
+    from tuner.experiment.events import Events
+    from tuner.experiment.store import Store
     from tuner.regress.compare import Comparison
     from tuner.regress.verdict import Rules
+
+    Run = Callable[[Store, Events], Coroutine[None, None, Comparison]]
 
 
 def compare(
@@ -45,9 +51,12 @@ def compare(
     tolerance: Annotated[float | None, TOLERANCE] = None,
     rounds: RoundsOption = None,
     starts: Annotated[int, typer.Option("--starts", min=1, help="Fresh starts of each of two frozen files.")] = 3,
-    looks: Annotated[int, typer.Option("--looks", min=1, help="Looks at most: a suspicion brings more rounds.")] = 3,
+    stages: Annotated[int, STAGES] = 3,
     allow_different: Annotated[
         bool, typer.Option("--allow-different", help="Compare frozen files of different loads, under that of A.")
+    ] = False,
+    no_live: Annotated[
+        bool, typer.Option("--no-live", help="Fresh starts in turn, also where one start could measure both files.")
     ] = False,
     overrides: SetOption = None,
     engine: EngineOption = Engine.auto,
@@ -59,19 +68,19 @@ def compare(
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Measure A and B in turn (A B B A) and say whether B is worse, better or alike."""
+    """Measure A and B in turn and say whether B is worse, better or alike."""
     from tuner.regress.compare import same_kind
     from tuner.regress.verdict import Rules
 
-    rules = Rules(tolerance=None if tolerance is None else tolerance / 100, looks=looks)
+    rules = Rules(tolerance=None if tolerance is None else tolerance / 100, stages=stages)
     the_seed = secrets.randbits(32) if seed is None else seed
     if same_kind(a, b):
         keys = (api_key(api_key_env), api_key(api_key_env_b))
-        result = _servers((a, b), (model, model_b), keys, profile, overrides, rounds, rules, the_seed, quiet)
+        run, objective = _servers((a, b), (model, model_b), keys, profile, overrides, rounds, rules, the_seed)
     else:
-        result = _files(
-            (Path(a), Path(b)), (engine, vllm), rounds, starts, rules, the_seed, out, allow_different, quiet
-        )
+        files = (Path(a), Path(b))
+        run, objective = _files(files, (engine, vllm), rounds, starts, rules, the_seed, allow_different, no_live, quiet)
+    result = _run(run, objective, out, quiet=quiet)
     _print(result, as_json=as_json)
     return EXIT_CODES[result.verdict]
 
@@ -85,42 +94,27 @@ def _servers(
     rounds: int | None,
     rules: Rules,
     seed: int,
-    quiet: bool,
-) -> Comparison:
-    from tuner.cli.interrupt import run_interruptible
+) -> tuple[Run, str]:
     from tuner.clock import SYSTEM_CLOCK
     from tuner.load.target import Target
     from tuner.profile import load_profile
-    from tuner.regress.compare import compare_servers
-    from tuner.report.live import SweepView
-    from tuner.report.terminal import progress_console
+    from tuner.regress.compare import IDS
+    from tuner.regress.sides import compare_servers, run_compare, servers_opener
 
     loaded = load_profile(profile, list(overrides or []))
-    left, right = (
-        Target(
-            base_url=url,
-            model=model,
-            api=loaded.workload.api,
-            api_key=key,
-            request_timeout_s=loaded.workload.request_timeout,
-        )
-        for url, model, key in zip(urls, models, keys, strict=True)
-    )
-    with SweepView(progress_console(), quiet=quiet) as view:
-        return run_interruptible(
-            lambda: compare_servers(
-                left,
-                right,
-                loaded.workload,
-                loaded.regress_metrics,
-                rounds=rounds or loaded.rounds,
-                rules=rules,
-                seed=seed,
-                clock=SYSTEM_CLOCK,
-                progress=view,
-            ),
-            kept="A comparison of servers keeps nothing: start the command again.",
-        )
+    load = loaded.workload
+    targets = {
+        side: Target(base_url=url, model=model, api=load.api, api_key=key, request_timeout_s=load.request_timeout)
+        for side, url, model, key in zip(IDS, urls, models, keys, strict=True)
+    }
+    names = (targets["A"].base, targets["B"].base)
+    plan = compare_servers(names, loaded.regress_metrics, rules, cycles=rounds or loaded.rounds)
+
+    async def run(store: Store, events: Events) -> Comparison:
+        opener = servers_opener(targets, load, seed=seed, clock=SYSTEM_CLOCK, events=events)
+        return await run_compare(plan, store, opener, SYSTEM_CLOCK, events)
+
+    return run, loaded.objective.metrics[0]
 
 
 def _files(
@@ -130,19 +124,16 @@ def _files(
     starts: int,
     rules: Rules,
     seed: int,
-    out: Path,
     allow_different: bool,
+    no_live: bool,
     quiet: bool,
-) -> Comparison:
-    from tuner.cli.interrupt import run_interruptible
+) -> tuple[Run, str]:
     from tuner.clock import SYSTEM_CLOCK
     from tuner.errors import UsageError
     from tuner.freeze import load_frozen
-    from tuner.regress.compare import compare_configurations, configuration_differences
+    from tuner.regress.compare import ComparePlan
     from tuner.regress.run import rounds_at_freeze
-    from tuner.regress.starts import Arm, EngineStarter, PerArm, profile_of
-    from tuner.report.live import SweepView
-    from tuner.report.terminal import progress_console
+    from tuner.regress.sides import files_opener, run_compare
 
     a, b = (load_frozen(path) for path in paths)
     if a.workload_sha256 != b.workload_sha256 and not allow_different:
@@ -150,41 +141,37 @@ def _files(
             f"{paths[0]} and {paths[1]} were frozen under different loads",
             "Add --allow-different to run both under the load of the first.",
         )
-    choices = [choose_for(frozen, *engine) for frozen in (a, b)]
+    b = b.model_copy(update={"workload": a.workload})
+    choices = (choose_for(a, *engine), choose_for(b, *engine))
     if choices[0].kind != choices[1].kind:
         raise UsageError(
             "one of the files would run on vLLM, the other on the simulated engine", "Choose one with --engine."
         )
-    folder = out / "nights" / f"compare-{SYSTEM_CLOCK.now():%Y%m%dT%H%M%S}"
+    names = (str(paths[0]), str(paths[1]))
+    live = not no_live and choices[0] == choices[1]
     per_start = rounds or rounds_at_freeze(a)
+    plan = ComparePlan.of_files(names, (a, b), rules, starts=starts, rounds=per_start, live=live)
     if not quiet:
         say(choices[0].sentence)
+        say("A and B are switched within each start" if plan.shared else "A and B get fresh starts in turn")
 
-    metric_path = a.objective.metrics[0]
-    with SweepView(progress_console(), quiet=quiet, metric_path=metric_path) as view:
-        profiles = [profile_of(frozen.model_copy(update={"workload": a.workload}), per_start) for frozen in (a, b)]
-        starters = [
-            EngineStarter(choice, profile, per_start, seed, folder, SYSTEM_CLOCK, view)
-            for choice, profile in zip(choices, profiles, strict=True)
-        ]
-        result = run_interruptible(
-            lambda: compare_configurations(
-                Arm("A", a.engine_args, a.reuse_budget),
-                Arm("B", b.engine_args, b.reuse_budget),
-                (str(paths[0]), str(paths[1])),
-                a.regress_metrics,
-                starts=starts,
-                rules=rules,
-                starter=PerArm({"A": starters[0], "B": starters[1]}),
-                progress=view,
-                simulated=choices[0].simulated,
-                differences=configuration_differences(a, b),
-            ),
-            kept=lambda: kept_starts(folder),
-        )
-    for line in [*starters[0].said, *starters[1].said]:
-        say(line)
-    return result
+    async def run(store: Store, events: Events) -> Comparison:
+        opener = files_opener(plan, (a, b), choices, store, seed=seed, clock=SYSTEM_CLOCK, events=events)
+        return await run_compare(plan, store, opener, SYSTEM_CLOCK, events)
+
+    return run, a.objective.metrics[0]
+
+
+def _run(run: Run, objective: str, out: Path, *, quiet: bool) -> Comparison:
+    from tuner.cli.interrupt import run_interruptible
+    from tuner.clock import SYSTEM_CLOCK
+    from tuner.regress.measure import new_run
+    from tuner.report.live import SweepView
+    from tuner.report.terminal import progress_console
+
+    store = new_run(out, SYSTEM_CLOCK.now())
+    with SweepView(progress_console(), quiet=quiet, objective=objective) as view:
+        return run_interruptible(lambda: run(store, view), kept=lambda: kept_starts(store))
 
 
 def _print(result: Comparison, *, as_json: bool) -> None:
@@ -194,7 +181,7 @@ def _print(result: Comparison, *, as_json: bool) -> None:
     if as_json:
         sys.stdout.write(dump_json(result.to_json()).decode())
         return
-    words = {"regressed": "B is worse", "improved": "B is better", "ok": "no difference that counts"}
+    words = {"regressed": "B is worse", "improved": "B is better", "ok": "no significant difference"}
     simulated = " (SIMULATED)" if result.simulated else ""
     typer.echo(
         f"{words.get(result.verdict, result.verdict)}{simulated}: B {result.names[1]} against A {result.names[0]}"
@@ -204,6 +191,8 @@ def _print(result: Comparison, *, as_json: bool) -> None:
         typer.echo(f"  A / B: {differs or 'the same configuration'}")
     for name, m in result.metrics.items():
         typer.echo(f"  {'*' if m.gate else ' '} {name:26s} {m.verdict:13s} {describe(m)}")
+    for note in result.notes:
+        say(note)
 
 
 def _set_to(value: object) -> str:

@@ -37,8 +37,10 @@ SetOption = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a profile field, such as workload.requests=100."),
 ]
-RoundsOption = Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds per trial. [profile, else 3]")]
-SeedOption = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of prompts and sampler.")]
+RoundsOption = Annotated[
+    int | None, typer.Option("--rounds", min=1, help="Least rounds of each setting. [profile, else 3]")
+]
+SeedOption = Annotated[int, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of prompts, arrivals and order.")]
 OutOption = Annotated[Path, typer.Option("--out", metavar="DIR", help="Where studies land.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on stdout.")]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Only the result; warnings and errors on stderr.")]

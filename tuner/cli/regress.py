@@ -16,15 +16,16 @@ from tuner.cli.options import MAX_SEED, Engine, EngineOption, JsonOption, OutOpt
 
 if TYPE_CHECKING:
     from tuner.domain.frozen import Frozen
-    from tuner.regress.night import NightResult
-    from tuner.regress.run import NightRequest
     from tuner.experiment.choice import EngineChoice
+    from tuner.experiment.store import Store
+    from tuner.regress.regress import RegressRequest
+    from tuner.regress.run import RunResult
 
 EXIT_CODES = {"ok": 0, "improved": 0, "regressed": 10, "inconclusive": 4, "not comparable": 2}
 
 
 class Control(enum.StrEnum):
-    """When the stock configuration runs beside the frozen one."""
+    """When the stock setting is measured beside the frozen one."""
 
     auto = "auto"
     always = "always"
@@ -32,8 +33,9 @@ class Control(enum.StrEnum):
 
 
 TOLERANCE = typer.Option(
-    "--tolerance", metavar="PCT", min=0.0, help="Change in percent that is put up with. [the spread of one start]"
+    "--tolerance", metavar="PCT", min=0.0, help="Change in percent that is accepted. [the spread of one start]"
 )
+STAGES = typer.Option("--stages", min=1, help="Stages at most: a suspicion adds one, with more starts or rounds.")
 
 
 def regress(
@@ -43,19 +45,17 @@ def regress(
         Path | None, typer.Option("--markdown", metavar="FILE", help="Append a summary for a job's page.")
     ] = None,
     history: Annotated[
-        Path | None, typer.Option("--history", metavar="FILE", help="JSON lines of all nights; only grows.")
+        Path | None, typer.Option("--history", metavar="FILE", help="JSON lines of all runs; only grows.")
     ] = None,
     tolerance: Annotated[float | None, TOLERANCE] = None,
     starts: Annotated[
-        int | None, typer.Option("--starts", min=1, help="Fresh starts tonight. [by the starts behind the baseline]")
+        int | None, typer.Option("--starts", min=1, help="Fresh starts. [by the number of starts at the freeze]")
     ] = None,
     rounds: Annotated[int | None, typer.Option("--rounds", min=1, help="Rounds per start. [as at the freeze]")] = None,
-    looks: Annotated[
-        int, typer.Option("--looks", min=1, help="Looks at most: a suspicion is answered with more fresh starts.")
-    ] = 3,
+    stages: Annotated[int, STAGES] = 3,
     control: Annotated[
         Control,
-        typer.Option("--control", help="Run the stock configuration too: auto does on a suspicion and for --rebase."),
+        typer.Option("--control", help="Measure the stock setting too: auto does on a suspicion and for --rebase."),
     ] = Control.auto,
     allow_different: Annotated[
         bool, typer.Option("--allow-different", help="Judge even on another GPU or engine.")
@@ -65,31 +65,71 @@ def regress(
         typer.Option(
             "--rebase",
             metavar="FILE",
-            help="Write tonight as the new baseline; keeps the old. 12 starts, and 12 of the stock configuration.",
+            help="Freeze what is measured now; keeps the old numbers. 12 starts, and 12 of the stock setting.",
         ),
     ] = None,
     engine: EngineOption = Engine.auto,
     vllm: VllmOption = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the prompts. [new each night]")
+        int | None, typer.Option("--seed", min=0, max=MAX_SEED, help="Seed of the prompts. [new each time]")
     ] = None,
     out: OutOption = Path("results"),
     as_json: JsonOption = False,
     quiet: QuietOption = False,
 ) -> int:
-    """Run a frozen configuration on fresh starts and judge it against its baseline."""
+    """Run a frozen configuration on fresh starts and judge it against what was measured at the freeze."""
     from tuner.clock import SYSTEM_CLOCK
     from tuner.domain.units import counted
-    from tuner.errors import UsageError
-    from tuner.files import refuse_foreign
     from tuner.freeze import load_frozen
-    from tuner.regress.history import baseline_id, read_nights
-    from tuner.regress.night import NightPlan
+    from tuner.regress.history import append_history, frozen_id, read_history
+    from tuner.regress.measure import new_run
     from tuner.regress.plan import REBASE_STARTS, default_starts
-    from tuner.regress.run import NightRequest
+    from tuner.regress.regress import RegressRequest
+    from tuner.regress.run import RunPlan, rounds_at_freeze
     from tuner.regress.verdict import Rules
 
     document = load_frozen(frozen)
+    check_outputs(frozen, junit, markdown, history, rebase)
+    earlier, damaged = read_history(history, frozen_id(document)) if history else ([], 0)
+    if damaged:
+        say(f"warning: left out of {history} because unreadable: {counted(damaged, 'line')}")
+    choice = choose_for(document, engine, vllm)
+    if not quiet:
+        say(choice.sentence)
+    plan = RunPlan(
+        frozen=document,
+        fingerprint=document.fingerprint,
+        planned=starts or (REBASE_STARTS if rebase is not None else default_starts(document.measured.starts)),
+        rounds=rounds or rounds_at_freeze(document),
+        rules=Rules(
+            tolerance=None if tolerance is None else tolerance / 100, stages=1 if rebase is not None else stages
+        ),
+        stock_mode=control.value,
+        history=earlier,
+        rebase=rebase is not None,
+    )
+    store = new_run(out, SYSTEM_CLOCK.now())
+    the_seed = secrets.randbits(32) if seed is None else seed
+    result = _run(
+        RegressRequest(plan, choice, store, the_seed, allow_different), str(frozen), junit, markdown, quiet=quiet
+    )
+    if history is not None and result.verdict != "not comparable":
+        append_history(history, result.history_row(SYSTEM_CLOCK.now().isoformat(timespec="seconds")))
+    _print(result, as_json=as_json)
+    if rebase is not None and result.verdict != "not comparable":
+        _rebase(result, rebase)
+        return 0
+    return EXIT_CODES[result.verdict]
+
+
+def check_outputs(
+    frozen: Path, junit: Path | None, markdown: Path | None, history: Path | None, rebase: Path | None
+) -> None:
+    """UsageError, or FileFormatError, before the work where a file could not be written after it."""
+    from tuner.errors import UsageError
+    from tuner.files import refuse_foreign
+    from tuner.freeze import load_frozen
+
     for path in (junit, markdown, history, rebase):
         check_writable(path)
         if path is not None and path != rebase and path.exists() and path.samefile(frozen):
@@ -98,33 +138,6 @@ def regress(
         refuse_foreign(junit, b"<testsuite")
     if rebase is not None and rebase.exists():
         load_frozen(rebase)
-    nights, damaged = read_nights(history, baseline_id(document)) if history else ([], 0)
-    if damaged:
-        say(f"warning: left out of {history} because unreadable: {counted(damaged, 'line')}")
-    choice = choose_for(document, engine, vllm)
-    if not quiet:
-        say(choice.sentence)
-    planned = starts or (REBASE_STARTS if rebase is not None else default_starts(document.baseline.starts))
-    rules = Rules(tolerance=None if tolerance is None else tolerance / 100, looks=1 if rebase is not None else looks)
-    request = NightRequest(
-        frozen=document,
-        choice=choice,
-        plan=NightPlan(planned, rules, control.value, nights, rebase=rebase is not None),
-        folder=out / "nights" / f"{frozen.stem}-{SYSTEM_CLOCK.now():%Y%m%dT%H%M%S}",
-        seed=secrets.randbits(32) if seed is None else seed,
-        allow_different=allow_different,
-        rounds=rounds,
-    )
-    result = _run(request, str(frozen), junit, markdown, quiet=quiet)
-    if history is not None and result.verdict != "not comparable":
-        from tuner.regress.history import append_night
-
-        append_night(history, result.history_line(SYSTEM_CLOCK.now().isoformat(timespec="seconds")))
-    _print(result, as_json=as_json)
-    if rebase is not None and result.verdict != "not comparable":
-        _rebase(result, rebase)
-        return 0
-    return EXIT_CODES[result.verdict]
 
 
 def choose_for(frozen: Frozen, engine: Engine, vllm: str | None) -> EngineChoice:
@@ -159,13 +172,13 @@ def check_writable(path: Path | None) -> None:
         raise UsageError(f"{path} cannot be written: {error.strerror}", "Name another file.") from None
 
 
-def kept_starts(folder: Path) -> str:
-    """What is left of an interrupted night or comparison, and how to go on."""
+def kept_starts(store: Store) -> str:
+    """What is left of an interrupted run, and how to go on."""
     from tuner.domain.units import counted
 
-    finished = len(list(folder.glob("start-*.json")))
+    finished = len(store.results().numbers())
     again = "A verdict takes a whole run: start the command again."
-    return f"{counted(finished, 'finished start')} kept in {folder}. {again}" if finished else again
+    return f"{counted(finished, 'finished start')} kept in {store.path}. {again}" if finished else again
 
 
 def say(text: str) -> None:
@@ -174,14 +187,14 @@ def say(text: str) -> None:
     sys.stderr.flush()
 
 
-def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | None, *, quiet: bool) -> NightResult:
+def _run(request: RegressRequest, name: str, junit: Path | None, markdown: Path | None, *, quiet: bool) -> RunResult:
     from tuner.cli.interrupt import run_interruptible
     from tuner.clock import SYSTEM_CLOCK
     from tuner.errors import EngineError, LoadError
     from tuner.files import write_whole
     from tuner.regress.junit import Case, junit_xml, verdict_cases
-    from tuner.regress.markdown import night_markdown
-    from tuner.regress.run import run_night
+    from tuner.regress.markdown import run_markdown
+    from tuner.regress.regress import run_regress
     from tuner.report.live import SweepView
     from tuner.report.terminal import progress_console
 
@@ -196,13 +209,13 @@ def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | 
                 file.write(summary.encode())
 
     try:
-        metric_path = request.frozen.objective.metrics[0]
-        with SweepView(progress_console(), quiet=quiet, metric_path=metric_path) as view:
+        objective = request.plan.frozen.objective.metrics[0]
+        with SweepView(progress_console(), quiet=quiet, objective=objective) as view:
             result = run_interruptible(
-                lambda: run_night(request, SYSTEM_CLOCK, view), kept=lambda: kept_starts(request.folder)
+                lambda: run_regress(request, SYSTEM_CLOCK, view), kept=lambda: kept_starts(request.store)
             )
     except (EngineError, LoadError) as error:
-        text = f"{error}\nlogs: {request.folder}"
+        text = f"{error}\nlogs: {request.store.path}"
         write(
             [Case("engine", "error", error.message, text)],
             f"## chunktune: {name}: 🛠 no verdict, the engine or the hardware failed\n\n```\n{text}\n```\n",
@@ -211,27 +224,28 @@ def _run(request: NightRequest, name: str, junit: Path | None, markdown: Path | 
     cases = verdict_cases(result.metrics, result.limits, result.suspects)
     if result.verdict == "not comparable":
         cases = [Case("comparable", "error", "; ".join(result.notes))]
-    write(cases, night_markdown(result, name))
+    write(cases, run_markdown(result, name))
     return result
 
 
-def _rebase(result: NightResult, path: Path) -> None:
+def _rebase(result: RunResult, path: Path) -> None:
     from tuner.clock import SYSTEM_CLOCK
     from tuner.domain.units import counted
     from tuner.freeze import save_frozen
     from tuner.regress.rebase import rebased
 
     verb = "replaced" if path.exists() else "wrote"
-    save_frozen(path, rebased(result, SYSTEM_CLOCK.now().isoformat(timespec="seconds")))
-    starts = f"tonight's {counted(result.starts, 'start')}"
-    if result.control_rounds:
-        starts += f", with {len(result.control_rounds)} of the stock configuration"
-    say(f"{verb} {path}: its baseline is {starts}; the old one is kept in it")
-    if result.frozen.control is not None and not result.control_rounds:
-        say("the stock configuration did not run: later nights cannot tell the machine's part by it")
+    fresh = rebased(result, SYSTEM_CLOCK.now().isoformat(timespec="seconds"))
+    save_frozen(path, fresh)
+    starts = f"the {counted(result.starts, 'start')} of this run"
+    if result.stock_rounds:
+        starts += f", with {len(result.stock_rounds)} of the stock setting"
+    say(f"{verb} {path}: later runs are judged against {starts}; the old numbers are kept in it")
+    if fresh.stock is None and result.frozen.stock is not None:
+        say("the stock setting was not measured: later runs cannot tell by it whether the machine has changed")
 
 
-def _print(result: NightResult, *, as_json: bool) -> None:
+def _print(result: RunResult, *, as_json: bool) -> None:
     from tuner.domain.units import counted
     from tuner.files import dump_json
     from tuner.regress.words import describe, describe_limit
@@ -240,8 +254,8 @@ def _print(result: NightResult, *, as_json: bool) -> None:
         sys.stdout.write(dump_json(result.to_json()).decode())
     else:
         simulated = " (SIMULATED)" if result.frozen.simulated else ""
-        behind = f"{counted(result.starts, 'fresh start')} against {result.frozen.baseline.starts} behind the baseline"
-        typer.echo(f"{result.verdict}{simulated}: {behind}")
+        of = f"{counted(result.starts, 'fresh start')} against {result.frozen.measured.starts} at the freeze"
+        typer.echo(f"{result.verdict}{simulated}: {of}")
         for name, m in result.metrics.items():
             typer.echo(f"  {'*' if m.gate else ' '} {name:26s} {m.verdict:13s} {describe(m)}")
         for limit in result.limits:
@@ -251,4 +265,4 @@ def _print(result: NightResult, *, as_json: bool) -> None:
     for note in result.notes:
         say(note)
     if result.verdict == "not comparable":
-        say("error: tonight cannot be compared with the baseline\n  Add --allow-different to judge all the same.")
+        say("error: this run cannot be compared with the frozen file\n  Add --allow-different to judge all the same.")

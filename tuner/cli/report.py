@@ -12,10 +12,10 @@ from tuner.cli.studies import StudiesOption, StudyArgument, check_output, find_s
 from tuner.errors import ChunktuneError, UsageError
 
 if TYPE_CHECKING:
+    from tuner.domain.experiment import Round, SettingId, StudySummary
     from tuner.domain.observation import MemoryTimeline
-    from tuner.domain.experiment import Summary, Trial
-    from tuner.report.data import ReportData
     from tuner.experiment.store import StudyRecord
+    from tuner.report.data import ReportData
 
 
 def report(
@@ -33,9 +33,9 @@ def report(
     out: StudiesOption = Path("results"),
 ) -> int:
     """Write one self-contained HTML file about a study; it opens offline and prints."""
+    from tuner.experiment.store import read_study
     from tuner.files import refuse_foreign, write_whole
     from tuner.report.html import render
-    from tuner.experiment.store import read_study
 
     directory = find_study(study_dir, out)
     record = read_study(directory)
@@ -57,93 +57,72 @@ def collect(record: StudyRecord) -> ReportData:
     from tuner.study.importance import knob_importances
 
     missing: list[str] = []
-    timelines: dict[int, list[tuple[int, MemoryTimeline]]] = {}
-    ttfts: dict[int, list[float]] = {}
-    for trial in record.trials:
-        _read_rounds(record, trial, timelines, ttfts, missing)
-    merged = _merged_finals(record, missing)
-    for trial in merged:
-        starts = [t for t in record.trials if t.final_of == trial.final_of and t.knobs == trial.knobs]
-        same = [t for t in starts if t.reuse_budget == trial.reuse_budget]
-        ttfts[trial.number] = [ttft for t in same for ttft in ttfts.get(t.number, [])]
+    timelines, ttfts_ms = _rounds(record, missing)
     try:
         importances, reason = knob_importances(record.directory), ""
     except ChunktuneError as error:
         importances, reason = {}, error.message
     return ReportData(
         study=record.study,
-        summary=record.summary or _summary_so_far(record, merged),
-        trials=record.trials,
+        summary=record.summary or _summary_so_far(record),
+        results=record.results,
         timelines=timelines,
-        ttfts_ms=ttfts,
+        ttfts_ms=ttfts_ms,
         importances=importances or None,
         importances_reason=reason,
-        merged=merged,
         command=_frozen_command(record),
         missing=missing,
     )
 
 
 def _frozen_command(record: StudyRecord) -> list[str]:
-    """What `freeze --format args` writes of the winner."""
+    """What `freeze --format args` writes of the frozen setting."""
+    from tuner.experiment.store import Store
     from tuner.freeze import load_frozen, to_args
 
-    path = record.directory / "frozen.json"
+    path = Store(record.directory).frozen_file
     try:
         return shlex.split(to_args(load_frozen(path))) if path.exists() else []
     except ChunktuneError:
         return []
 
 
-def _read_rounds(
-    record: StudyRecord,
-    trial: Trial,
-    timelines: dict[int, list[tuple[int, MemoryTimeline]]],
-    ttfts: dict[int, list[float]],
-    missing: list[str],
-) -> None:
-    from tuner.experiment.store import read_requests, read_telemetry
+def _rounds(
+    record: StudyRecord, missing: list[str]
+) -> tuple[dict[int, dict[int, MemoryTimeline]], dict[SettingId, list[float]]]:
+    """Samples and TTFTs of the kept rounds of the finals, or of the search where no final start completed."""
+    from tuner.experiment.store import Store
 
-    for number, measurement in enumerate(trial.rounds, 1):
-        if measurement.void is not None:
-            continue
+    store, results = Store(record.directory), record.results
+    shown: list[Round] = results.kept(starts=results.numbers("final") or None)
+    timelines: dict[int, dict[int, MemoryTimeline]] = {}
+    ttfts_ms: dict[SettingId, list[float]] = {}
+    for row in shown:
         try:
-            timeline = read_telemetry(record.directory, trial.number, number)
-            requests = read_requests(record.directory, trial.number, number)
+            timeline = store.read_telemetry(row.start, row.round)
+            requests = store.read_requests(row.start, row.round)
         except ChunktuneError as error:
-            missing.append(f"Trial {trial.number}, round {number}: {error.message}")
+            missing.append(f"Start {row.start}, round {row.round}: {error.message}")
             continue
-        timelines.setdefault(trial.number, []).append((number, timeline))
+        timelines.setdefault(row.start, {})[row.round] = timeline
         found = (r.ttft_ms for r in requests if r.phase == "measured")
-        ttfts.setdefault(trial.number, []).extend(t for t in found if t is not None)
+        ttfts_ms.setdefault(row.setting, []).extend(t for t in found if t is not None)
+    return timelines, ttfts_ms
 
 
-def _merged_finals(record: StudyRecord, missing: list[str]) -> list[Trial]:
-    """The finals, each configuration over all its starts; none of them where a round cannot be read."""
+def _summary_so_far(record: StudyRecord) -> StudySummary:
+    """What can be said of a study that has not come to its end: no winner, but the settings."""
     from tuner.domain.profile import Profile
-    from tuner.study.finals import merged
-    from tuner.experiment.store import StudyDirectory
-
-    finals = [t for t in record.trials if t.role == "final"]
-    try:
-        return merged(StudyDirectory(record.directory), finals, Profile.model_validate(record.study.profile))
-    except (ChunktuneError, ValueError) as error:
-        missing.append(f"The starts of the finals could not be put together: {error}")
-        return []
-
-
-def _summary_so_far(record: StudyRecord, merged: list[Trial]) -> Summary:
-    """What can be said of a study that has not come to its end: no winner, but the table."""
-    from tuner.domain.profile import Profile
+    from tuner.domain.units import counted
+    from tuner.study.settings import problem_of
     from tuner.study.summary import build_summary
-    from tuner.experiment.store import StudyDirectory
+    from tuner.study.verdict import Decision
 
-    return build_summary(
-        StudyDirectory(record.directory),
-        record.study,
-        Profile.model_validate(record.study.profile),
-        record.trials,
-        merged=merged,
-        best=None,
-        elapsed_s=sum(t.time.total_s for t in record.trials),
-    )
+    results, settings = record.results, dict(record.results.settings())
+    profile = Profile.model_validate(record.study.profile)
+    done = f"{counted(len(results.kept()), 'round')} of {counted(len(settings), 'setting')}"
+    sentence = f"No verdict yet: the study has not ended, {done} measured so far"
+    live = any(start.live for start in results.starts)
+    problem = problem_of(profile, default_chunk=None, live=live)
+    decision = Decision("none", None, None, sentence)
+    return build_summary(record.study, profile, problem, results, decision, states={}, settings=settings)

@@ -70,6 +70,8 @@ class Measurement(Document):
     """Requests a second that met every latency limit of the profile."""
     goodput_share: float | None = None
     failed_requests: int | None = None
+    answered_share: float | None = None
+    """Output tokens given, as a share of those asked for; a failed request has given none."""
     requests: int | None = None
     """Measured requests sent."""
     prefix_hit_rate: float | None = None
@@ -135,7 +137,7 @@ def metric(measurement: Measurement, path: str) -> float | None:
     return None if value is None else float(value)
 
 
-_HIGHER = {"request_throughput", "output_token_throughput", "goodput", "goodput_share", "prefix_hit_rate"}
+_HIGHER = {"request_throughput", "output_token_throughput", "goodput", "goodput_share", "prefix_hit_rate", "answered_share"}
 
 
 def higher_is_better(path: str) -> bool:

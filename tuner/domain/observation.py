@@ -27,15 +27,19 @@ class RequestRecord:
     last_token_s: float | None = None
     finished_s: float | None = None
     token_gaps_ms: list[float] = field(default_factory=list)
-    """Times between successive token-bearing deltas, ms."""
+    """Times between successive token-bearing deltas of one choice, ms; one choice after the other."""
     deltas: int = 0
     """Token-bearing deltas received."""
+    choices: int = 1
+    """Answers to this one request (`n`)."""
+    finish_reason: str | None = None
+    """Why the answer ended: of several choices the first reason that is no normal end."""
     prompt_tokens_planned: int | None = None
     output_tokens_planned: int | None = None
     prompt_tokens: int | None = None
     """From `usage`."""
     output_tokens: int | None = None
-    """From `usage`; deltas may carry several tokens."""
+    """From `usage`, of all choices together; deltas may carry several tokens."""
     cached_tokens: int | None = None
     """From `usage.prompt_tokens_details`, where the server gives it."""
     group: str = ""
@@ -46,7 +50,7 @@ class RequestRecord:
     error: str | None = None
     """Why it failed, in a few words; None for a success."""
     error_code: str | None = None
-    """`auth`, `http_error`, `stream_error`, `cut`, `timeout`, `refused`, `no_token`, `stalled`."""
+    """`auth`, `http_error`, `stream_error`, `cut`, `abnormal_end`, `timeout`, `refused`, `no_token`, `stalled`."""
 
     @property
     def ok(self) -> bool:
@@ -63,12 +67,15 @@ class RequestRecord:
 
     @property
     def tpot_ms(self) -> float | None:
-        """Mean time per output token after the first; None for one token."""
-        if not self.ok or self.first_token_s is None or self.last_token_s is None:
+        """Mean time per output token after the first of its choice; None for one token, and for one delta of many."""
+        if not self.ok or self.first_token_s is None or self.last_token_s is None or self.deltas == self.choices:
             return None
-        if not self.output_tokens or self.output_tokens < 2:
+        after_first = (self.output_tokens or 0) - self.choices
+        if after_first < 1:
             return None
-        return (self.last_token_s - self.first_token_s) * 1e3 / (self.output_tokens - 1)
+        if self.choices > 1:
+            return sum(self.token_gaps_ms) / after_first
+        return (self.last_token_s - self.first_token_s) * 1e3 / after_first
 
 
 @dataclass(slots=True)
@@ -98,8 +105,9 @@ class RoundObservation:
     discarded: str = ""
     """Why the round does not count ('' when it does)."""
     discard_code: str = ""
-    """The stable code of that: `warm_cache`, `too_many_failures`, `client_limited`, `engine_died`,
-    `engine_stalled`, or the code that most failed requests share (`auth`, `http_error`)."""
+    """The stable code of that: `warm_cache`, `too_many_failures`, `answers_differ`, `prompts_differ`, `queue_grows`,
+    `client_limited`, `engine_died`, `engine_stalled`, or the code that most failed requests share (`auth`,
+    `http_error`)."""
 
 
 @dataclass(slots=True)
@@ -138,6 +146,8 @@ class CounterDelta:
     kv_cache_usage_peak: float | None = None
     kv_cache_tokens: int | None = None
     requests_finished: float | None = None
+    requests_left: float | None = None
+    """Running or waiting when the span ended."""
     server_ttft_mean_ms: float | None = None
     plugin: dict[str, float] = field(default_factory=dict)
     """The scheduler plug-in's own counters over the span."""

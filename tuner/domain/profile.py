@@ -172,19 +172,11 @@ class Constraint(Document):
         value = metric(measurement, self.metric)
         return None if value is None else self.allows(value)
 
-    def violation(self, measurement: Measurement) -> float | None:
-        """How far outside, relative to the limit: <= 0 when it holds, None when not measured."""
-        value = metric(measurement, self.metric)
-        if value is None:
-            return None
-        scale = abs(self.limit) or 1.0
-        if self.op in ("<=", "<"):
-            excess = (value - self.limit) / scale
-            return max(excess, 1e-9) if self.op == "<" and value == self.limit else excess
-        if self.op in (">=", ">"):
-            excess = (self.limit - value) / scale
-            return max(excess, 1e-9) if self.op == ">" and value == self.limit else excess
-        return abs(value - self.limit) / scale
+    def excess(self, value: float) -> float:
+        """How far outside the limit, relative to it: 0 or less exactly when the value is allowed."""
+        off = value - self.limit
+        off = {"<": off, ">": -off}.get(self.op[0], abs(off)) / (abs(self.limit) or 1.0)
+        return min(off, 0.0) if self.allows(value) else max(off, 1e-9)
 
     def __str__(self) -> str:
         return f"{self.metric} {self.op} {self.limit:g}"

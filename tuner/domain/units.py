@@ -1,4 +1,4 @@
-"""Units as people write them: durations ("20m", "250ms"), ranges of tokens, and nouns with a number."""
+"""Units as people write them: durations ("20m", "250ms"), sizes ("64K"), ranges of tokens, nouns with a number."""
 
 from __future__ import annotations
 
@@ -18,6 +18,43 @@ def parse_duration_s(text: str) -> float:
     if not parts or "".join(n + u for n, u in parts) != compact:
         raise ValueError(f"{text!r} is no duration: write a number with a unit, such as 250ms, 90s, 20m or 2h")
     return sum(float(number) * _SECONDS[unit] for number, unit in parts)
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
+_SIZE_OPTION = re.compile(r"_(tokens|len|seqs|size|bytes|blocks|threshold)(_override)?$")
+
+
+def parse_size(text: str) -> int:
+    """A whole number as vLLM reads sizes: "2048", "2k" (2,000), "2K" (2,048), also with m, g, t and M, G, T.
+
+    ValueError for anything else; a fraction goes with the decimal units alone ("25.6k").
+    """
+    match = _SIZE.fullmatch(text.strip())
+    if match is None:
+        if not text.strip().isdecimal():
+            raise ValueError(f"{text!r} is no size: write a whole number, or 2k for 2,000 and 2K for 2,048")
+        return int(text)
+    number, unit = match.groups()
+    power = 1 + "kmgt".index(unit.lower())
+    if unit.islower():
+        return round(float(number) * 1000**power)
+    if "." in number:
+        raise ValueError(f"{text!r} is no whole number: {unit} counts in powers of 1,024; write {number}{unit.lower()}")
+    return int(number) * 1024**power
+
+
+def sized(option: str, value: Any) -> Any:
+    """The value of a `vllm serve` option, as a number where the option is a size that was written as text ("64K")."""
+    if isinstance(value, list):
+        return [sized(option, each) for each in value]
+    if isinstance(value, dict):
+        return {name: sized(option, each) for name, each in value.items()}
+    if isinstance(value, str) and _SIZE_OPTION.search(option):
+        try:
+            return parse_size(value)
+        except ValueError:
+            return value
+    return value
 
 
 def format_duration(seconds: float) -> str:
@@ -66,10 +103,21 @@ Duration = Annotated[float, BeforeValidator(_duration_before), PlainSerializer(_
 """Seconds; read from and written as text with a unit."""
 
 
+def _tokens_before(value: Any) -> Any:
+    return parse_size(value) if isinstance(value, str) else value
+
+
+Tokens = Annotated[int, BeforeValidator(_tokens_before)]
+"""A number of tokens, which may be written as a size."""
+
+
 def _range_before(value: Any) -> Any:
+    value = _tokens_before(value)
     if isinstance(value, int) and not isinstance(value, bool):
         value = (value, value)
-    if isinstance(value, list | tuple) and len(value) == 2 and all(isinstance(v, int) for v in value):
+    if isinstance(value, list | tuple):
+        value = [_tokens_before(v) for v in value]
+    if isinstance(value, list) and len(value) == 2 and all(isinstance(v, int) for v in value):
         low, high = value
         if low > high:
             raise ValueError(f"a range goes from low to high: [{high}, {low}]")

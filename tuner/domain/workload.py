@@ -6,10 +6,10 @@ import hashlib
 import json
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
 
 from tuner.domain.base import Document
-from tuner.domain.units import Duration, TokenRange
+from tuner.domain.units import Duration, TokenRange, Tokens
 
 
 class _Arrivals(Document):
@@ -35,6 +35,9 @@ class _Workload(_Arrivals):
     """completions sends token ids, so that lengths are exact; chat goes through the chat template."""
     request_timeout: Duration = 300.0
     """A request that takes longer has failed."""
+    ignore_eos: bool = True
+    """Whether requests tell the server to go on to their output length. `false` for servers that refuse it or break
+    with it: answers then end where the model ends them, and their lengths are reported instead of required."""
 
     @model_validator(mode="after")
     def _one_arrival(self) -> _Workload:
@@ -52,6 +55,22 @@ class _Workload(_Arrivals):
         """Names under which the TTFT of a part of the load is told apart, as in `groups.<name>.p50`."""
         return []
 
+    @property
+    def most_output_tokens(self) -> int | None:
+        """The longest answer that is asked for; None where a file says."""
+        return None
+
+    def cannot_measure(self, metric: str) -> str:
+        """Why no round of this load can measure the metric at a path such as `itl_ms.p99`; '' when one can."""
+        return unmeasurable(metric, self.most_output_tokens)
+
+
+def unmeasurable(metric: str, most_output_tokens: int | None) -> str:
+    """Why answers of at most so many tokens cannot show a metric; '' when they can."""
+    if most_output_tokens == 1 and metric.partition(".")[0] in ("itl_ms", "tpot_ms"):
+        return f"{metric} cannot be measured with this load: every answer has one token, and it takes two to time a gap"
+    return ""
+
 
 class SharedPrefixWorkload(_Workload):
     """Requests that share a long system prompt, or one of several."""
@@ -62,6 +81,10 @@ class SharedPrefixWorkload(_Workload):
     """How many different system prompts a round uses, visited at random."""
     user_prompt_tokens: TokenRange
     output_tokens: TokenRange
+
+    @property
+    def most_output_tokens(self) -> int:
+        return self.output_tokens[1]
 
     @property
     def group_names(self) -> list[str]:
@@ -98,6 +121,10 @@ class MixedWorkload(_Workload):
     classes: Annotated[list[WorkloadClass], Field(min_length=1)]
 
     @property
+    def most_output_tokens(self) -> int:
+        return max(c.output_tokens[1] for c in self.classes)
+
+    @property
     def group_names(self) -> list[str]:
         return [c.name for c in self.classes]
 
@@ -109,7 +136,7 @@ class MixedWorkload(_Workload):
 
 
 class TraceWorkload(_Workload):
-    """A trace in the Mooncake format: timestamp (ms), input_length, output_length, hash_ids.
+    """A trace in the Mooncake format: timestamp, input_length, output_length, hash_ids.
 
     Equal hash ids become equal blocks of `block_tokens` tokens. The trace's own times are used when
     neither `concurrency` nor `rate` is given; `speed` 2 plays it twice as fast.
@@ -117,9 +144,12 @@ class TraceWorkload(_Workload):
 
     kind: Literal["trace"] = "trace"
     path: str
-    block_tokens: PositiveInt = 512
+    block_tokens: Annotated[Tokens, Field(gt=0)] = 512
+    """Prompt tokens that one hash id stands for."""
+    timestamp_unit: Literal["ms", "s"] | None = None
+    """Without it timestamps are read as ms, and refused where they look like seconds."""
     speed: PositiveFloat = 1.0
-    max_input_tokens: NonNegativeInt = 0
+    max_input_tokens: Annotated[Tokens, Field(ge=0)] = 0
     """Longer prompts are cut to this; 0: never."""
 
     @model_validator(mode="after")
@@ -144,6 +174,10 @@ class PromptsWorkload(_Workload):
     path: str
     output_tokens: TokenRange | None = None
     """Overrides `max_tokens` of the bodies when given."""
+
+    @property
+    def most_output_tokens(self) -> int | None:
+        return self.output_tokens[1] if self.output_tokens is not None else None
 
 
 Workload = Annotated[

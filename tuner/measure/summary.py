@@ -80,7 +80,7 @@ def summarize(
     requests = [Samples(o) for o in observations] if observations else None
     pooled = _pool(requests) if requests else {}
     warnings = _warnings(rounds, requests, pooled)
-    median = _median(rounds)
+    median = median_over(rounds)
     return Summary(
         median.model_copy(update={"warnings": warnings}), pooled, _intervals(rounds, requests, starts), warnings
     )
@@ -96,7 +96,8 @@ def _pool(requests: Sequence[Samples]) -> dict[str, Latency]:
     return pooled
 
 
-def _median(rounds: Sequence[Measurement]) -> Measurement:
+def median_over(rounds: Sequence[Measurement]) -> Measurement:
+    """Each metric's median over at least one round; of failures, OOMs and memory peaks the worst round."""
     values: dict[str, Any] = {name: _median_latency([getattr(r, name) for r in rounds]) for name in _LATENCY_FIELDS}
     for name in (*_MEDIANS, *_WORST):
         seen = [v for r in rounds if (v := getattr(r, name)) is not None]

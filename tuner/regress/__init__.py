@@ -1,1 +1,1 @@
-"""The nightly watch: a pure verdict, the nights that feed it, and what they leave for people and for CI."""
+"""`regress`, `compare` and `bench`: their design, the verdict, and what they leave for people and for CI."""

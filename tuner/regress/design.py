@@ -33,36 +33,38 @@ class Staged:
     """Cycles on each of them, at the end of this stage."""
     judge: Callable[[Results, int], Judgement] | None = None
     """The judgement after a stage, from the results until then; None: there is one stage, and no verdict."""
+    repeats: int = REPEATS
 
     def next_start(self, results: Results) -> StartPlan | None:
-        stop_or_repeat(results)
-        stage = self._stage(results)
+        _stop_or_repeat(results, self.repeats)
+        stage = self.stage(results)
         planned, done = self.starts(stage), len(self._done(results, stage))
         return planned[done] if done < len(planned) else None
 
     def next_step(self, results: Results, start: Start) -> Step | None:
-        if start.number in self._done(results, self._stage(results)):
+        if start.number in self._done(results, self.stage(results)):
             return None
         return _next_in_cycle(results, start)
 
     def measured(self, results: Results) -> Results:
         """The complete cycles of the starts that the verdict rests on."""
-        return self._until(results, self._stage(results))
+        return self._until(results, self.stage(results))
 
     def judged(self, results: Results) -> Judgement:
         """The verdict after the stage that the results have reached."""
-        return self._judgement(results, self._stage(results))
+        return self._judgement(results, self.stage(results))
 
     def outlook(self, results: Results) -> tuple[int, str]:
         """Starts in all as far as it is known, and a sentence that says why they are more than planned."""
-        stage = self._stage(results)
+        stage = self.stage(results)
         starts = self.starts(stage)
         settings = len({named.id for plan in starts for named in plan.settings})
         each = counted(self.cycles(stage), "round") + (" of each setting" if settings > len(starts) else "")
         why = "" if stage == 1 else f"{self._judgement(results, stage - 1).suspicion}: "
         return len(starts), f"{why}{counted(len(starts), 'start')} in all, {each} on each"
 
-    def _stage(self, results: Results) -> int:
+    def stage(self, results: Results) -> int:
+        """The stage that the results have reached."""
         stage = 1
         while self.judge is not None and len(self._done(results, stage)) >= len(self.starts(stage)):
             if not self._judgement(results, stage).more_wanted:
@@ -117,7 +119,7 @@ def rounds_of(results: Results, setting: SettingId) -> list[list[Measurement]]:
     return [rounds for rounds in found if rounds]
 
 
-def stop_or_repeat(results: Results) -> None:
+def _stop_or_repeat(results: Results, repeats: int) -> None:
     """Returns when the last start did not fail, or may be made again; else StudyStopped with the start that failed."""
     failed = [s for s in results.starts if s.state != "completed"]
     if not failed or results.starts[-1] is not failed[-1]:
@@ -125,7 +127,7 @@ def stop_or_repeat(results: Results) -> None:
     last = failed[-1]
     repeatable = policy(last.cause or "") == "environment" or last.cause == "client_limited"
     twice = len(results.starts) > 1 and results.starts[-2].state != "completed"
-    if not repeatable or twice or len(failed) > REPEATS:
+    if not repeatable or twice or len(failed) > repeats:
         raise StudyStopped(last)
 
 

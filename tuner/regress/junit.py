@@ -40,7 +40,7 @@ class Case:
 def verdict_cases(
     metrics: Mapping[str, MetricVerdict], limits: Sequence[LimitVerdict], suspects: Sequence[str]
 ) -> list[Case]:
-    """The cases of a night that has a verdict; metrics outside the gate always pass."""
+    """The cases of a run that has a verdict; metrics outside the gate always pass."""
     blame = "\n".join(f"suspect: {s}" for s in suspects)
     cases = []
     for name, m in metrics.items():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from tuner.domain.units import counted
 from tuner.freeze.fingerprint import describe_gpus
 from tuner.regress.history import RollingView
-from tuner.regress.night import NightResult
+from tuner.regress.run import RunResult
 from tuner.regress.verdict import MetricVerdict, Word
 from tuner.regress.words import describe_interval, describe_limit, verdict_value
 from tuner.report.numbers import percent, signed_percent
@@ -22,7 +22,7 @@ _SIGNS: dict[Word, str] = {
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def night_markdown(result: NightResult, name: str) -> str:
+def run_markdown(result: RunResult, name: str) -> str:
     """Verdict, table, trend and cause."""
     frozen = result.frozen
     lines = [f"## chunktune: {_escape(name)}: {_SIGNS[result.verdict]}", ""]
@@ -31,23 +31,23 @@ def night_markdown(result: NightResult, name: str) -> str:
     if result.metrics:
         version = result.fingerprint.vllm_version or "of unknown version"
         lines += [
-            f"{counted(result.starts, 'fresh start')} tonight against {frozen.baseline.starts} at the freeze, "
+            f"{counted(result.starts, 'fresh start')} now against {frozen.measured.starts} at the freeze, "
             f"{describe_gpus(result.fingerprint.gpus)}, vLLM {version}.",
             "",
-            "| metric | frozen | tonight | change | 95 % interval | tolerance | verdict |",
+            "| metric | at the freeze | now | change | 95 % interval | tolerance | verdict |",
             "|---|--:|--:|--:|--:|--:|---|",
             *(_row(m) for m in result.metrics.values()),
             "",
         ]
     if result.limits:
-        lines += ["| constraint | tonight | verdict |", "|---|--:|---|"]
+        lines += ["| constraint | now | verdict |", "|---|--:|---|"]
         for limit in result.limits:
-            now = describe_limit(limit).removesuffix(" tonight")
+            now = describe_limit(limit).removesuffix(" now")
             note = f" ({_escape(limit.reason)})" if limit.reason else ""
             lines.append(f"| {_escape(limit.constraint)} | {now} | {_SIGNS[limit.verdict]}{note} |")
         lines.append("")
     lines += _section("Suspects", result.suspects)
-    trends = [_trend(view) for view in result.rolling if view.nights]
+    trends = [_trend(view) for view in result.rolling if view.runs]
     lines += _section("Trend", trends)
     lines += _section("Notes", result.notes)
     return "\n".join(lines).rstrip() + "\n"
@@ -79,8 +79,8 @@ def _row(m: MetricVerdict) -> str:
 def _trend(view: RollingView) -> str:
     median = verdict_value(view.metric, view.median)
     drift = "" if view.drift is None else f", median {median} ({signed_percent(view.drift)} from the freeze)"
-    left = f", {counted(view.left_out, 'broken night')} left out" if view.left_out else ""
-    return f"{view.metric}: {sparkline(view.trend)} over {counted(view.nights, 'night')}{drift}{left}"
+    left = f", {counted(view.left_out, 'regressed run')} left out" if view.left_out else ""
+    return f"{view.metric}: {sparkline(view.trend)} over {counted(view.runs, 'run')}{drift}{left}"
 
 
 def _section(title: str, items: Sequence[str]) -> list[str]:

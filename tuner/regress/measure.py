@@ -7,20 +7,25 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import count
 from pathlib import Path
+from typing import Any, Final
 
 from tuner.clock import Clock
-from tuner.domain.experiment import Diagnosis, Results, Start
+from tuner.domain.experiment import Diagnosis, Purpose, Results, Start
 from tuner.domain.frozen import Frozen
 from tuner.domain.profile import EngineSpec, Profile, Space
 from tuner.domain.setting import CHUNK_KNOB, Scalar
 from tuner.engine.leftovers import end_leftovers
 from tuner.errors import EngineError, LoadError
+from tuner.experiment.choice import EngineChoice
 from tuner.experiment.design import StartPlan, Step, StudyStopped
 from tuner.experiment.events import Events
 from tuner.experiment.runner import run
-from tuner.experiment.session import OpenSession
+from tuner.experiment.session import OpenSession, engine_opener
 from tuner.experiment.store import Store
+from tuner.files import write_json
 from tuner.regress.design import Staged
+
+RESULT_SCHEMA: Final = "chunktune.result/1"
 
 
 def new_run(out: Path, now: datetime) -> Store:
@@ -67,9 +72,24 @@ def notes_of(results: Results) -> list[str]:
     ]
 
 
-def finished_starts(store: Store) -> int:
-    """Starts of an interrupted run that are complete."""
-    return len(store.results().numbers())
+def write_result(store: Store, purpose: Purpose, result: dict[str, Any]) -> None:
+    """What the run came to, beside what it measured."""
+    write_json(store.path / "result.json", {"schema": RESULT_SCHEMA, "purpose": purpose, **result})
+
+
+def frozen_opener(
+    profile: Profile, choice: EngineChoice, store: Store, *, seed: int, clock: Clock, events: Events
+) -> OpenSession:
+    """Launches the engines of a run."""
+    return engine_opener(
+        profile,
+        choice,
+        seed=seed,
+        log_path=store.engine_log,
+        record_dir=record_dir(store),
+        clock=clock,
+        events=events,
+    )
 
 
 def profile_of(frozen: Frozen, rounds: int, args: Mapping[str, Scalar] | None = None) -> Profile:
@@ -101,20 +121,19 @@ class _Announced:
 
     design: Staged
     events: Events
-    said: str = ""
+    stage: int = 0
 
     def next_start(self, results: Results) -> StartPlan | None:
-        plan = self.design.next_start(results)
-        self._say(results)
-        return plan
+        self._announce(results)
+        return self.design.next_start(results)
 
     def next_step(self, results: Results, start: Start) -> Step | None:
-        step = self.design.next_step(results, start)
-        self._say(results)
-        return step
+        self._announce(results)
+        return self.design.next_step(results, start)
 
-    def _say(self, results: Results) -> None:
-        starts, text = self.design.outlook(results)
-        if text != self.said:
-            self.said = text
+    def _announce(self, results: Results) -> None:
+        stage = self.design.stage(results)
+        if stage != self.stage:
+            self.stage = stage
+            starts, text = self.design.outlook(results)
             self.events.expected(starts, None, text)

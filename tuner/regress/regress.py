@@ -10,14 +10,10 @@ from tuner.engine.installed import check_options, inspect_installed
 from tuner.experiment.choice import EngineChoice
 from tuner.experiment.events import Events
 from tuner.experiment.fingerprint import take_fingerprint
-from tuner.experiment.session import engine_opener
 from tuner.experiment.store import Store
-from tuner.files import write_json
 from tuner.freeze.fingerprint import differences
-from tuner.regress.measure import measure, notes_of, profile_of, record_dir
+from tuner.regress.measure import frozen_opener, measure, notes_of, profile_of, write_result
 from tuner.regress.run import RunPlan, RunResult
-
-RESULT_SCHEMA = "chunktune.result/1"
 
 
 @dataclass(frozen=True)
@@ -45,17 +41,9 @@ async def run_regress(request: RegressRequest, clock: Clock, events: Events) -> 
         return plan.not_comparable(changes)
     installed = await inspect_installed(request.choice.launcher, {**request.choice.env, **frozen.engine_env})
     check_options(installed, frozen.engine_args)
-    opener = engine_opener(
-        profile,
-        request.choice,
-        seed=request.seed,
-        log_path=store.engine_log,
-        record_dir=record_dir(store),
-        clock=clock,
-        events=events,
-    )
+    opener = frozen_opener(profile, request.choice, store, seed=request.seed, clock=clock, events=events)
     results = await measure(plan.design(), store, opener, clock, events)
     result = plan.result(results)
     result.notes.extend(notes_of(results))
-    write_json(store.path / "result.json", {"schema": RESULT_SCHEMA, "purpose": "regress", **result.to_json()})
+    write_result(store, "regress", result.to_json())
     return result

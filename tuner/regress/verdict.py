@@ -20,8 +20,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+from scipy import special
+
 from tuner.domain.experiment import Contrast
 from tuner.domain.measurement import higher_is_better
+from tuner.measure.contrast import SETTING_START_SD, Noise, over_starts, round_noise
 from tuner.regress.spread import (
     Group,
     Prior,
@@ -33,6 +37,9 @@ from tuner.regress.spread import (
     t_quantile,
     upper_tail,
 )
+
+PAIR_SD, PAIR_DF = 0.05, 4.0
+"""Prior of the ratio of two rounds of one cycle, with its weight in degrees of freedom."""
 
 Word = Literal["ok", "regressed", "improved", "inconclusive", "not comparable"]
 
@@ -57,6 +64,11 @@ class Rules:
     stages: int = 3
     """Stages of a run at most; 1: never more than the planned starts."""
     prior: Prior = field(default_factory=Prior)
+    both_ways: bool = False
+    """B may be better as well as worse than A: both take another stage."""
+    pair_start_sd: float = SETTING_START_SD
+    """Prior of what a start adds to the ratio of two settings measured in it; 0: there is one start, and each cycle is
+    an independent piece."""
 
 
 @dataclass(frozen=True)
@@ -84,18 +96,10 @@ class MetricVerdict:
 
     def to_json(self) -> dict[str, Any]:
         """The metric's entry in the documents of `regress` and `compare`."""
-        return {
-            "baseline": self.baseline,
-            "now": self.now,
-            "change": self.change,
-            "ci95": None if self.ci95 is None else list(self.ci95),
-            "vs_stock": None if self.vs_stock is None else self.vs_stock.to_json(),
-            "verdict": self.verdict,
-            "gate": self.gate,
-            "p_worse": self.p_worse,
-            "tolerance": self.tolerance,
-            "reason": self.reason or None,
-        }
+        left_out = ("metric", "suspicious", "with_last_run")
+        row = {name: value for name, value in vars(self).items() if name not in left_out}
+        vs_stock = None if self.vs_stock is None else self.vs_stock.to_json()
+        return {**row, "vs_stock": vs_stock, "reason": self.reason or None}
 
 
 @dataclass(frozen=True)
@@ -146,7 +150,8 @@ def judge(evidence: Mapping[str, Evidence], gate: Sequence[str], rules: Rules, *
     }
     gated = [metrics[name] for name in gate if name in metrics]
     word = overall([m.verdict for m in gated])
-    more_wanted = not last and word != "regressed" and any(m.suspicious for m in gated)
+    sure = word == "regressed" or (rules.both_ways and word == "improved")
+    more_wanted = not last and not sure and any(m.suspicious for m in gated)
     return Judgement(word, metrics, more_wanted)
 
 
@@ -183,7 +188,7 @@ def judge_metric(
     reason = ""
     if alarm or joint:
         word = "regressed"
-    elif test.better(rules.alarm / share):
+    elif (may_alarm or not rules.both_ways) and test.better(rules.alarm / share):
         word = "improved"
     elif last and test.p_worse <= rules.undecided and test.size > test.tolerance:
         word = "inconclusive"
@@ -199,7 +204,7 @@ def judge_metric(
         ci95=contrast.ci95,
         p_worse=test.p_worse,
         tolerance=math.expm1(test.tolerance),
-        suspicious=test.p_worse <= rules.suspicion,
+        suspicious=(min(test.p_worse, 1 - test.p_worse) if rules.both_ways else test.p_worse) <= rules.suspicion,
         with_last_run=joint,
         reason=reason,
     )
@@ -260,25 +265,26 @@ class _Test:
 
     @classmethod
     def of(cls, metric: str, then: Group, now: Group, spread: Spread, rules: Rules, runs: int = 1) -> _Test:
-        return cls._made(metric, now.level - then.level, spread.difference_sd(then, now, runs), spread, rules)
+        sd = spread.difference_sd(then, now, runs)
+        return cls._made(metric, now.level - then.level, sd, spread.dof, spread.mean_sd, rules)
 
     @classmethod
     def paired(cls, metric: str, evidence: Evidence, rules: Rules) -> _Test:
         """From the ratios within cycles: what a start or a cycle has in common cancels."""
-        ratios = [
-            [b / a for a, b in zip(then, now, strict=True)]
-            for then, now in zip(evidence.then, evidence.now, strict=True)
-        ]
-        group = group_of(ratios)
-        assert group is not None, "both sides have values"
-        spread = estimate_spread([group], rules.prior)
-        return cls._made(metric, group.level, spread.mean_sd / math.sqrt(group.starts), spread, rules)
+        sides = zip(evidence.then, evidence.now, strict=True)
+        ratios = [np.log(np.asarray(now) / np.asarray(then)) for then, now in sides if then]
+        rounds = _pair_noise(round_noise(ratios))
+        estimate = over_starts(ratios, rules.pair_start_sd, rounds=rounds)
+        assert estimate is not None, "both sides have values"
+        units = len(ratios) if rules.pair_start_sd else sum(r.size for r in ratios)
+        return cls._made(metric, estimate.value, estimate.se, estimate.df, estimate.se * math.sqrt(units), rules)
 
     @classmethod
-    def _made(cls, metric: str, difference: float, sd: float, spread: Spread, rules: Rules) -> _Test:
+    def _made(cls, metric: str, difference: float, sd: float, dof: float, unit_sd: float, rules: Rules) -> _Test:
         sign = -1.0 if higher_is_better(metric) else 1.0
-        tolerance = spread.mean_sd if rules.tolerance is None else math.log1p(rules.tolerance)
-        return cls(sign, sign * difference, sd, spread.dof, tolerance)
+        return cls(
+            sign, sign * difference, sd, dof, unit_sd if rules.tolerance is None else math.log1p(rules.tolerance)
+        )
 
     @property
     def p_worse(self) -> float:
@@ -299,3 +305,13 @@ class _Test:
         return Contrast(
             change=math.expm1(difference), ci95=(math.expm1(difference - half), math.expm1(difference + half))
         )
+
+
+def _pair_noise(seen: Noise | None) -> Noise:
+    """The noise of ratios within cycles with its prior, which is dropped where the noise is clearly larger."""
+    if seen is None:
+        return Noise(PAIR_SD**2, PAIR_DF)
+    if seen.df > 1 and special.fdtrc(seen.df, PAIR_DF, seen.variance / PAIR_SD**2) < 0.1:
+        return seen
+    df = PAIR_DF + seen.df
+    return Noise((PAIR_DF * PAIR_SD**2 + seen.df * seen.variance) / df, df)

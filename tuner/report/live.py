@@ -15,11 +15,11 @@ from rich.table import Table
 from rich.text import Text
 
 from tuner.clock import SYSTEM_CLOCK, Clock
-from tuner.domain.experiment import Round, SettingId, Start
+from tuner.domain.experiment import Results, Round, SettingId, Start
 from tuner.domain.measurement import metric
 from tuner.domain.units import counted, format_duration, printable
 from tuner.report.numbers import metric_title, metric_value
-from tuner.report.words import FAILED_STATES, STATE_WORDS
+from tuner.report.words import FAILED_STATES, STATE_WORDS, sentence
 
 if TYPE_CHECKING:
     from tuner.experiment.design import Named, StartPlan, Step
@@ -41,7 +41,7 @@ class _Row:
     cycle: int = -1
     """The latest cycle that it was measured in."""
     out: bool = False
-    """No longer measured: eliminated, or not among the finalists."""
+    """Not in the latest complete cycle of its start, or not among the finalists."""
 
 
 class SweepView:
@@ -67,11 +67,13 @@ class SweepView:
         self._clock = clock
         self._from_s = clock.monotonic_s()
         self._expected: tuple[int | None, float | None] = (None, None)
+        self._outlook = ""
         self._ended = 0
         self._rows: dict[SettingId, _Row] = {}
         self._start = ""
         self._measured_here: set[SettingId] = set()
         self._cycle = -1
+        self._round = ""
         self._step = ""
         self._step_from_s = self._from_s
         self._requests: tuple[int, int] | None = None
@@ -94,15 +96,22 @@ class SweepView:
         if live is not None:
             live.stop()
 
+    def resumed(self, results: Results) -> None:
+        """What earlier runs of the same study measured, for the table. To be called before the first event."""
+        for name, setting in results.settings():
+            row = self._rows.setdefault(name, _Row(setting.label))
+            for found in results.kept(name):
+                self._count(row, found)
+
     # --- the events ---
 
     def expected(self, starts: int | None, seconds: float | None, text: str = "") -> None:
-        """`seconds` and `starts` are of the whole run, what is over included."""
-        self._expected = (starts, seconds)
+        """`starts` and `seconds` are of this run, what is over included; a terminal keeps the latest `text` in view."""
+        self._expected, self._outlook = (starts, seconds), text
         parts = [counted(starts, "start")] if starts is not None else []
         parts += [f"about {format_duration(seconds)}"] if seconds is not None else []
-        if text or (parts and self._plain):
-            self.message(text or f"expected: {', '.join(parts)}", routine=True)
+        if text or parts:
+            self._event(text or f"expected: {', '.join(parts)}")
 
     def start_began(self, number: int, plan: StartPlan) -> None:
         self._start = f"start {number}, {plan.label or plan.purpose}"
@@ -127,10 +136,13 @@ class SweepView:
         row = self._row(step.named)
         row.out = False
         again = f", attempt {attempt}" if attempt > 1 else ""
-        self._enter(f"cycle {step.cycle + 1}, round {step.position + 1}, {row.label}{again}")
+        self._round = f"cycle {step.cycle + 1}, round {step.position + 1}, {row.label}{again}"
+        self._enter(self._round)
 
     def round_progress(self, done: int, total: int) -> None:
-        """Cheap enough for every request."""
+        """Cheap enough for every request. A count that begins anew is the round's, after its warm-up's."""
+        if self._requests is not None and done < self._requests[0]:
+            self._enter(self._round)
         self._requests = (done, total)
 
     def round_ended(self, row: Round, named: Named) -> None:
@@ -140,10 +152,8 @@ class SweepView:
         if not row.kept:
             self._event(f"  {where}: round discarded: {row.reason or row.code}", on_terminal=True)
             return
-        shown.rounds, shown.cycle = shown.rounds + 1, row.cycle
         self._measured_here.add(named.id)
-        value = metric(row.measurement, self._objective)
-        shown.values += [] if value is None else [value]
+        value = self._count(shown, row)
         took = f" in {format_duration(row.load_s)}" if row.load_s else ""
         self._event(f"  {where}: {metric_title(self._objective)} {metric_value(self._objective, value)}{took}")
 
@@ -151,12 +161,15 @@ class SweepView:
         self._ended += 1
         self._enter("")
         detail = ": ".join(part for part in (start.cause, start.message) if part)
-        took = f" in {format_duration(start.time.total_s)}" if start.time.total_s else ""
+        if start.hint:
+            detail = f"{sentence(detail)} {start.hint}"
+        took = f" after {format_duration(start.time.total_s)}" if start.time.total_s else ""
         left = self.time_left_s()
         rest = f", about {format_duration(left)} left" if left else ""
-        told = f"{self._start or f'start {start.number}'}: {STATE_WORDS[start.state]}{': ' if detail else ''}{detail}"
+        told = f"{self._start or f'start {start.number}'}: {STATE_WORDS[start.state]}{took}{rest}"
         self._start = ""
-        self._event(f"{told}{took}{rest}", even_quiet=start.state in FAILED_STATES, on_terminal=True)
+        text = f"{told}: {detail}" if detail else told
+        self._event(text, even_quiet=start.state in FAILED_STATES, on_terminal=True)
 
     def stage(self, text: str) -> None:
         """What is being done now; it stands beside the running start."""
@@ -181,10 +194,18 @@ class SweepView:
         parts.append(self._overall())
         if self._start or self._step:
             parts.append(self._running())
+        if self._outlook:
+            parts.append(Text(printable(self._outlook), style="dim"))
         return Group(*parts)
 
     def _row(self, named: Named) -> _Row:
         return self._rows.setdefault(named.id, _Row(named.setting.label))
+
+    def _count(self, row: _Row, found: Round) -> float | None:
+        value = metric(found.measurement, self._objective)
+        row.rounds, row.cycle = row.rounds + 1, found.cycle
+        row.values += [] if value is None else [value]
+        return value
 
     def _enter(self, step: str) -> None:
         self._step, self._step_from_s, self._requests = step, self._clock.monotonic_s(), None
@@ -215,7 +236,7 @@ class SweepView:
         for name, row in rows[:room]:
             middle = median(row.values) if row.values else None
             cells = (str(name), row.label, str(row.rounds), metric_value(self._objective, middle))
-            note = "no longer measured" if row.out else ""
+            note = "left out" if row.out else ""
             table.add_row(*(Text(cell) for cell in (*cells, note)), style="dim" if row.out else None)
         if len(rows) > room:
             table.add_row("", Text(f"and {len(rows) - room} more"), "", "", "", style="dim")

@@ -21,7 +21,7 @@ from tuner.report.numbers import DASH, cell_value, gib, metric_title, metric_val
 from tuner.report.words import STATE_WORDS, TTFT_COLUMNS, objective_of, objectives_beside, row_name, row_note, sentence
 
 OPEN_ROWS = 24
-"""Settings and starts up to which their tables stand open on the page; longer ones are folded away."""
+"""Rows up to which the tables of chunks, settings and starts stand open on the page; longer ones are folded away."""
 _COMPARED = (
     *TTFT_COLUMNS,
     "cold_ttft_ms.p90",
@@ -39,21 +39,6 @@ _SETTING_COLUMNS = (*TTFT_COLUMNS, "itl_ms.p99", "request_throughput")
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Stock and the setting compared with it in one metric, as text."""
-
-    name: str
-    stock: str
-    stock_interval: str
-    other: str
-    other_interval: str
-    change: str
-    interval: str
-    reading: str
-    """`better`, `worse`, `no difference shown` or ''."""
-
-
-@dataclass(frozen=True)
 class Row:
     """A row of a table, as text: its heading, numbers, and a note in words. What follows a line break is small."""
 
@@ -62,7 +47,8 @@ class Row:
     texts: Sequence[str] = ()
     """Columns of words, after the name."""
     note: str = ""
-    best: bool = False
+    kind: str = ""
+    """What the row looks like: `best`, `better`, `worse`."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +64,7 @@ class Page:
     needs_plugin: bool
     engine: str
     advice: Sequence[str]
-    compared: Sequence[Comparison]
+    compared: Sequence[Row]
     compared_name: str
     chunks: Sequence[Row]
     memory_source: str
@@ -180,29 +166,21 @@ def _shell(words: Sequence[str], environment: Mapping[str, str]) -> str:
     return " \\\n  ".join(lines)
 
 
-def _comparisons(data: ReportData) -> list[Comparison]:
+def _comparisons(data: ReportData) -> list[Row]:
+    """Stock, the setting compared with it, the change and its interval, a row a metric."""
     stock, other = data.stock, data.compared
-    if stock is None or other is None or stock.median is None or other.median is None:
+    if stock is None or other is None:
         return []
     found = []
     for path in dict.fromkeys((*objective_of(data.study).metrics, *_COMPARED)):
-        before, after = metric(stock.median, path), metric(other.median, path)
         contrast = other.vs_stock.get(path)
-        if before is None and after is None and contrast is None:
-            continue
-        interval = contrast.ci95 if contrast else None
-        found.append(
-            Comparison(
-                name=metric_title(path),
-                stock=metric_value(path, before),
-                stock_interval=_interval_text(path, stock),
-                other=metric_value(path, after),
-                other_interval=_interval_text(path, other),
-                change=signed_percent(contrast.change) if contrast else DASH,
-                interval=_signed_interval(interval),
-                reading=_reading(path, interval),
-            )
-        )
+        cells = [_level(path, line) for line in (stock, other)]
+        if cells != [DASH, DASH]:
+            change = signed_percent(contrast.change) if contrast else DASH
+            interval = contrast.ci95 if contrast else None
+            reading = _reading(path, interval)
+            row = (*cells, change, _signed_interval(interval) or DASH)
+            found.append(Row(metric_title(path), row, note=reading, kind=reading.partition(" ")[0]))
     return found
 
 
@@ -219,19 +197,20 @@ def _signed_interval(interval: tuple[float, float] | None) -> str:
     return f"{signed_percent(interval[0])} to {signed_percent(interval[1])}" if interval else ""
 
 
-def _interval_text(path: str, line: SettingLine) -> str:
-    interval = line.ci95.get(path)
-    if interval is None:
-        return ""
-    low, high = (metric_value(path, side) for side in interval)
+def _level(path: str, line: SettingLine) -> str:
+    """The median, and its interval below."""
+    value = metric_value(path, None if line.median is None else metric(line.median, path))
+    if path not in line.ci95:
+        return value
+    low, high = (metric_value(path, side) for side in line.ci95[path])
     unit = low.partition(" ")[2]
-    return "" if low == high else f"{low.removesuffix(unit).strip()} to {high}"
+    return value if low == high else f"{value}\n{low.removesuffix(unit).strip()} to {high}"
 
 
 def _chunk_row(row: TableRow) -> Row:
     cells = (gib(row.memory_bytes), ms(row.ttft_p50_ms), ms(row.ttft_p90_ms), ms(row.ttft_p99_ms))
     rest = (percent(row.prefix_hit_rate), short(row.prefill_chunks_per_request))
-    return Row(row_name(row), (*cells, *rest), note=row_note(row), best=row.winner)
+    return Row(row_name(row), (*cells, *rest), note=row_note(row), kind="best" if row.winner else "")
 
 
 def _setting_row(line: SettingLine, data: ReportData, beside: Sequence[str]) -> Row:
@@ -250,7 +229,7 @@ def _setting_row(line: SettingLine, data: ReportData, beside: Sequence[str]) -> 
     )
     measured = f"{counted(line.rounds, 'round')} on {counted(line.starts, 'start')}" if line.rounds else ""
     texts = (f"{line.label}\n{measured}" if measured else line.label, STATE_WORDS[line.state])
-    return Row(str(line.id), cells, texts, line.cause or "", best=line.id == data.summary.winner)
+    return Row(str(line.id), cells, texts, line.cause or "", kind="best" if line.id == data.summary.winner else "")
 
 
 def _start_row(start: Start, data: ReportData) -> Row:
@@ -262,8 +241,7 @@ def _start_row(start: Start, data: ReportData) -> Row:
         str(len(start.settings)),
         str(len(kept)),
         str(len(rows) - len(kept)),
-        format_duration(start.time.engine_start_s),
-        format_duration(start.time.load_s),
+        *(format_duration(s) if s else DASH for s in (start.time.engine_start_s, start.time.load_s)),
         gib(max(peaks, default=None)),
         short(max(pools, default=None)),
     )

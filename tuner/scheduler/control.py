@@ -59,8 +59,8 @@ class StepCounts:
     """Largest share of the KV pool in use after a step was planned, from 0 to 1."""
 
     def step(self, tokens: int, chunks: int, prefills: int, preemptions: int, usage: float) -> None:
-        """One more step."""
-        self.steps += 1
+        """One more step was planned; one that computes nothing may have preempted."""
+        self.steps += tokens > 0
         self.tokens += tokens
         if tokens > self.largest_step_tokens:
             self.largest_step_tokens = tokens

@@ -61,11 +61,15 @@ _READ_IN_A_STEP = {
 """Live values, and the attributes from which `schedule` takes them anew each time."""
 _NEEDED_LIVE = ("max_num_batched_tokens", "long_prefill_token_threshold", "enable_chunked_prefill")
 _LIVE_SCHEDULER = (
+    "kv_cache_config.num_blocks",
+    "kv_cache_manager.coordinator.single_type_managers",
     "kv_cache_manager.usage",
     "max_num_scheduled_tokens",
     "requests",
     "reset_prefix_cache",
     "scheduler_config.max_num_batched_tokens",
+    "vllm_config.max_in_flight_tokens",
+    "vllm_config.parallel_config.data_parallel_index",
 )
 
 

@@ -56,7 +56,7 @@ class LiveScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         check_live(self)
         # A worker in this process reads the same object, and keeps to what it was sized for.
-        self.scheduler_config = copy.copy(self.scheduler_config)
+        self.scheduler_config: Any = copy.copy(self.scheduler_config)
         reason = self._budget_reason or _why_no_budget(self)
         boot_budget = budget_of(self)
         if not reason:
@@ -89,7 +89,7 @@ class LiveScheduler(Scheduler):
             self._control.lapse(now_s)
         output = super().schedule(*args, **kwargs)
         counts = self._control.counts
-        if counts is not None and output.total_num_scheduled_tokens:
+        if counts is not None:
             self._count(output, counts)
         return output
 
@@ -128,6 +128,8 @@ class _Switches:
         ("scheduler_reserve_full_isl", "scheduler_reserve_full_isl"),
         ("max_num_active_seqs", "max_num_active_reqs"),
     )
+    # Renamed after vLLM 0.30.
+    _ADMISSION_CAP = ("max_admission_blocks_per_request", "_max_admission_blocks_per_request")
 
     def __init__(self, scheduler: Any, names: tuple[str, ...], *, budget: bool) -> None:
         self._scheduler = scheduler
@@ -194,10 +196,10 @@ class _Switches:
         scheduler = self._scheduler
         in_flight = scheduler.vllm_config.max_in_flight_tokens * chunk // self._boot_chunk
         for manager in scheduler.kv_cache_manager.coordinator.single_type_managers:
-            if getattr(manager, "max_admission_blocks_per_request", None) is not None:
-                manager.max_admission_blocks_per_request = manager.kv_cache_spec.max_admission_blocks_per_request(
-                    max_in_flight_tokens=in_flight, max_model_len=scheduler.max_model_len
-                )
+            for attribute in self._ADMISSION_CAP:
+                if getattr(manager, attribute, None) is not None:
+                    cap = manager.kv_cache_spec.max_admission_blocks_per_request(in_flight, scheduler.max_model_len)
+                    setattr(manager, attribute, cap)
 
 
 def _class_for(vllm_config: Any) -> type:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean
 
-from tuner.domain.experiment import Results, SettingId, SettingState, Start
-from tuner.experiment.design import StartPlan, Step
+import numpy as np
+
+from tuner.domain.experiment import STOCK_ID, Purpose, Results, Round, SettingId, SettingState, Start
+from tuner.experiment.design import Named, StartPlan, Step, StudyStopped
+from tuner.study.estimate import Evidence, Known
+from tuner.study.finals import STARTS, challengers, completed_finals, cycles_wanted, still_in_question
+from tuner.study.ledger import given_up, group_of, read_failures
 from tuner.study.problem import Problem, Registry
+from tuner.study.race import Race
+from tuner.study.search import GroupSearch, boot_of
+from tuner.study.verdict import decide
+
+States = dict[SettingId, tuple[SettingState, str]]
 
 
 @dataclass(frozen=True)
@@ -28,19 +41,310 @@ class Outlook:
 
 
 class SweepDesign:
-    """`tuner.experiment.design.Design` of a sweep."""
+    """`tuner.experiment.design.Design` of a sweep.
 
-    def __init__(self, problem: Problem, registry: Registry) -> None: ...
+    Everything follows from the results; what is kept between calls only saves time.
+    """
+
+    def __init__(self, problem: Problem, registry: Registry) -> None:
+        self._problem = problem
+        self._registry = registry
+        self._known: Known = {}
+        self._order: tuple[tuple[int, int], list[Named]] | None = None
 
     def next_start(self, results: Results) -> StartPlan | None:
-        raise NotImplementedError
+        """The next start, or None when the study is done. StudyStopped when it cannot go on."""
+        view = self._view(results)
+        if view.failures.stopped is not None:
+            raise StudyStopped(view.failures.stopped)
+        return view.search_start() or view.final_start() or view.literal_start()
 
     def next_step(self, results: Results, start: Start) -> Step | None:
-        raise NotImplementedError
+        """The next round on the running start, or None to stop the engine."""
+        rows = [r for r in results.rounds if r.start == start.number]
+        cycle = rows[-1].cycle if rows else results.next_cycle
+        step = self._step_of(results, start, cycle)
+        return step or (self._step_of(results, start, results.next_cycle) if rows else None)
 
-    def states(self, results: Results) -> dict[SettingId, tuple[SettingState, str]]:
-        """State of every setting, and why it was eliminated, is infeasible or failed ('' when measured)."""
-        raise NotImplementedError
+    def _step_of(self, results: Results, start: Start, cycle: int) -> Step | None:
+        """The first setting of the cycle that has no round in it."""
+        rows = [r for r in results.rounds if r.start == start.number and r.cycle == cycle]
+        order = self._cycle(results, start, cycle, rows)
+        kept = {r.setting for r in rows if r.kept}
+        gone = {name for at, c, name in given_up(results) if (at, c) == (start.number, cycle)} if rows else set()
+        for position, named in enumerate(order):
+            if named.id not in kept | gone:
+                return Step(named, cycle, position)
+        return None
+
+    def _cycle(self, results: Results, start: Start, cycle: int, rows: list[Round]) -> list[Named]:
+        """The settings of a cycle in their order, from what was measured before it began."""
+        key = (start.number, cycle)
+        if self._order is None or self._order[0] != key or not rows:
+            before = Results(results.starts, results.rounds[: len(results.rounds) - len(rows)], results.elapsed_s)
+            settings = self._view(before).cycle_of(start)
+            random = np.random.default_rng([self._problem.seed, cycle])
+            self._order = key, [settings[i] for i in random.permutation(len(settings))]
+        return self._order[1]
+
+    def states(self, results: Results) -> States:
+        """State of every setting that was measured or refused, and why.
+
+        A code for `infeasible` and `failed`, the sentence that says by what for `eliminated`, '' for `measured`.
+        """
+        return self._view(results).states()
 
     def outlook(self, results: Results) -> Outlook:
-        raise NotImplementedError
+        """What is still to come."""
+        return self._view(results).outlook()
+
+    def _view(self, results: Results) -> _View:
+        return _View(self._problem, self._registry, results, self._known)
+
+
+class _View:
+    """A study as its results leave it."""
+
+    def __init__(self, problem: Problem, registry: Registry, results: Results, known: Known) -> None:
+        self.problem = problem
+        self.registry = registry
+        self.results = results
+        self.known = known
+        self.failures = read_failures(results)
+        self.searches = [
+            GroupSearch(problem, group, registry, results, failures=self.failures, known=known)
+            for group in problem.groups
+        ]
+
+    # --- the search ---
+
+    def search_start(self) -> StartPlan | None:
+        if self._begun("final"):
+            return None
+        for search in self.searches:
+            if self.problem.live:
+                settings = [] if self._out_of_time() else search.next_cycle()
+                if settings:
+                    return self._live("search", self._search_label(search), search, settings)
+            elif not self._out_of_time() and (named := search.next_single()) is not None:
+                return self._single("search", named.setting.label, named)
+        return None
+
+    def _search_label(self, search: GroupSearch) -> str:
+        boot = ", ".join(f"{name} {value}" for name, value in search.group.boot.items())
+        return f"search, {boot}" if boot else "search"
+
+    def _begun(self, purpose: Purpose) -> bool:
+        return any(s.purpose == purpose for s in self.results.starts)
+
+    def _live(self, purpose: Purpose, label: str, search: GroupSearch, settings: Sequence[Named]) -> StartPlan:
+        return StartPlan(
+            purpose=purpose,
+            label=label,
+            engine_args=search.boot_args(),
+            settings=tuple(settings),
+            live=True,
+            live_budget=any(n.setting.reuse_budget is not None for n in [*settings, *search.candidates]),
+        )
+
+    def _single(self, purpose: Purpose, label: str, named: Named) -> StartPlan:
+        return StartPlan(
+            purpose=purpose,
+            label=label,
+            engine_args=named.setting.engine_args(self.problem.base_args),
+            settings=(named,),
+            live=False,
+            reuse_budget=named.setting.reuse_budget,
+        )
+
+    # --- the finals ---
+
+    @cached_property
+    def _chosen(self) -> list[list[Named]]:
+        """By group: its challengers, and stock where it belongs; empty where a group is out of question."""
+        begun = self._chosen_before()
+        if begun is not None:
+            return begun
+        found = [challengers(search) for search in self.searches]
+        starts = [number for search in self.searches for number in search.starts]
+        keep = [True] if len(found) == 1 else still_in_question(self.problem, self.results, found, starts)
+        chosen = [group if kept else [] for group, kept in zip(found, keep, strict=True)]
+        for i, search in enumerate(self.searches):
+            stock = search.anchor
+            if stock.id == STOCK_ID and stock.id not in search.out and stock.id in search.evidence.ids:
+                chosen[i] = [*chosen[i], stock]
+        return chosen
+
+    def _chosen_before(self) -> list[list[Named]] | None:
+        """As the finals under way have it, without what failed since; a group without challengers gets new ones."""
+        starts = [s for s in self.results.starts if s.purpose == "final"]
+        if not starts:
+            return None
+        named = {n: Named(n, s.defined[str(n)]) for s in starts for n in s.settings if str(n) in s.defined}
+        found = [[n for n in named.values() if boot_of(n.setting) == g.boot] for g in self.problem.groups]
+        return [[n for n in group if n.id not in self.failures.out] for group in found]
+
+    def _final_sets(self) -> list[tuple[GroupSearch, list[Named]]]:
+        """What a final start measures: a group's settings together, or one setting where nothing is switched."""
+        sets = []
+        for search, chosen in zip(self.searches, self._chosen, strict=True):
+            parts = [chosen] if self.problem.live else [[named] for named in chosen]
+            sets += [(search, part) for part in parts if part]
+        return sets
+
+    def final_start(self) -> StartPlan | None:
+        if not any(s.purpose == "search" for s in self.results.starts) or not self._worth_finals():
+            return None
+        sets = self._final_sets()
+        done = [[s for s in completed_finals(self.results) if self._is_of(s, *one)] for one in sets]
+        for turn in range(STARTS):
+            random = np.random.default_rng([self.problem.seed, turn, 1])
+            for i in random.permutation(len(sets)):
+                if len(done[i]) <= turn:
+                    search, part = sets[i]
+                    label = f"final {turn + 1} of {STARTS}"
+                    if len(sets) > 1:
+                        label += f", {part[0].setting.label if len(part) == 1 else self._search_label(search)}"
+                    if self.problem.live:
+                        return self._live("final", label, search, part)
+                    return self._single("final", label, part[0])
+        return None
+
+    def _worth_finals(self) -> bool:
+        """Whether anything that was measured may meet the limits."""
+        return any(self._chosen)
+
+    def _is_of(self, start: Start, search: GroupSearch, part: Sequence[Named]) -> bool:
+        if start.live:
+            return group_of(self.problem, start) == search.group
+        return part[0].id in start.settings
+
+    # --- the start with the frozen command ---
+
+    def literal_start(self) -> StartPlan | None:
+        """One start of what is going to be frozen, as its command says it; not where each start was that already."""
+        if not self.problem.live or not completed_finals(self.results):
+            return None
+        decision = decide(self.problem, self.results, self.registry)
+        name, setting = decision.winner, decision.setting
+        if name is None or setting is None:
+            return None
+        done = [s for s in self.results.starts if s.purpose == "literal" and name in s.settings]
+        if any(s.state == "completed" for s in done):
+            return None
+        return self._single("literal", "literal", Named(name, setting))
+
+    # --- cycles ---
+
+    def cycle_of(self, start: Start) -> list[Named]:
+        """The settings of the next cycle of a start, in no order; none when the start is through."""
+        cycles = len({r.cycle for r in self.results.rounds if r.start == start.number})
+        mine = [Named(n, start.defined[str(n)]) for n in start.settings if n not in self.failures.out]
+        if start.purpose == "literal" or not start.live:
+            return mine if cycles < self.problem.rounds else []
+        if start.purpose == "search":
+            search = next((s for s in self.searches if s.group == group_of(self.problem, start)), None)
+            if search is None or not search.fits(start) or self._out_of_time():
+                return []
+            return search.next_cycle()
+        return mine if cycles < self._final_cycles(mine) else []
+
+    def _final_cycles(self, names: Sequence[Named]) -> int:
+        if self._out_of_time():
+            return self.problem.rounds
+        starts = [number for search in self.searches for number in search.starts]
+        evidence = Evidence(self.problem, self.results, starts, known=self.known)
+        return cycles_wanted(self.problem, evidence, [n.id for n in names])
+
+    # --- time ---
+
+    @cached_property
+    def _start_s(self) -> float:
+        """What a start takes beside its load, as measured."""
+        found = [s.start_s + s.time.stop_s for s in self.results.starts if s.start_s > 0]
+        return mean(found) if found else 0.0
+
+    @cached_property
+    def _round_s(self) -> float:
+        found = [r.load_s for r in self.results.rounds if r.load_s > 0]
+        return mean(found) if found else 0.0
+
+    def _out_of_time(self) -> bool:
+        """Whether another cycle would take the time that the finals need."""
+        limit = self.problem.time_s
+        if limit is None or not self.results.rounds:
+            return False
+        starts = STARTS * (len(self.searches) if self.problem.live else 3) + self.problem.live
+        done = sum(s.purpose in ("final", "literal") for s in self.results.starts)
+        each = self._start_s + self._round_s * self.problem.rounds * (4 if self.problem.live else 1)
+        return self.results.elapsed_s + max(0, starts - done) * each > limit
+
+    # --- what people are told ---
+
+    def states(self) -> States:
+        found: States = {}
+        for setting, code, _ in self.problem.infeasible:
+            found[self.registry.id_of(setting)] = ("infeasible", code)
+        for search in self.searches:
+            race = search.race if self.problem.live else Race()
+            for name in search.evidence.ids:
+                why = race.dropped.get(name)
+                found[name] = ("measured", "") if why is None else ("eliminated", why)
+            found |= search.out
+        finalists = {n for s in self.results.starts if s.purpose == "final" for n in s.settings}
+        for name in finalists:
+            if found.get(name, ("eliminated", ""))[0] == "eliminated":
+                found[name] = ("measured", "")
+        return found
+
+    def outlook(self) -> Outlook:
+        rounds = self.problem.rounds
+        if self._begun("final") or not self._more_to_search():
+            return self._of_finals(0, 0, 0, 0)
+        settings = 0
+        likely = least = most = 0
+        for search in self.searches:
+            names = [n.id for n in search.candidates if n.id not in search.out]
+            alive = search.race.in_question(names) if self.problem.live else names
+            fresh = len(alive) + len(search.references) + 1
+            settings += fresh
+            if self.problem.live:
+                likely += fresh * rounds + 2 * fresh + 8 * rounds
+                least += fresh * rounds
+                most += fresh * 4 * rounds + 24 * rounds
+            else:
+                waiting = sum(n not in search.evidence.ids for n in [*names, search.anchor.id])
+                likely, least, most = likely + waiting + 2, least + waiting, most + waiting + 8
+        if self.problem.live:
+            groups = len(self.searches)
+            return self._of_finals(groups, likely, least, most, settings, cycles=likely // max(1, settings))
+        return self._of_finals(likely, likely * rounds, least * rounds, most * rounds, settings)
+
+    def _more_to_search(self) -> bool:
+        if not self.problem.live:
+            return any(s.next_single() is not None for s in self.searches)
+        return any(s.next_cycle() for s in self.searches)
+
+    def _of_finals(
+        self, search: int, likely: int, least: int, most: int, settings: int = 0, cycles: int = 0
+    ) -> Outlook:
+        """Search starts and rounds, with those of the finals and of the literal start on top."""
+        rounds, live = self.problem.rounds, self.problem.live
+        done = len(completed_finals(self.results))
+        sets = self._final_sets() if self._begun("search") else []
+        groups = len(sets) if self._begun("final") else (len(self.searches) if live else 3)
+        finals = max(0, groups * STARTS - done)
+        literal = int(live and not any(s.purpose == "literal" and s.state == "completed" for s in self.results.starts))
+        each = 3 if live else 1
+        starts = search + finals + literal
+        fixed = literal * rounds
+        return Outlook(
+            starts=starts,
+            least_starts=starts,
+            most_starts=starts + (3 if starts else 0),
+            rounds=likely + finals * each * (2 * rounds if live else rounds) + fixed,
+            least_rounds=least + finals * each * rounds + fixed,
+            most_rounds=most + finals * (each + 1) * (20 if live else rounds) + fixed,
+            settings=settings,
+            cycles=cycles,
+        )

@@ -1,160 +1,98 @@
-"""The finals: the best configurations and the baseline once more, interleaved on fresh starts."""
+"""The finals: which settings meet once more on fresh starts, in which order, and for how many cycles. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from tuner.domain.setting import Setting
-from tuner.domain.measurement import metric
-from tuner.domain.observation import RoundObservation
-from tuner.domain.experiment import Trial, TrialTime
-from tuner.domain.profile import Profile
-from tuner.measure import relative_change, summarize
-from tuner.study.choice import FINALISTS, candidate_of, finalists, label_of, uses_plugin, without_plugin
-from tuner.experiment.store import StudyDirectory, read_observation
-from tuner.trial.run import violations
+from tuner.domain.experiment import STOCK_ID, Results, SettingId, Start
+from tuner.experiment.design import Named
+from tuner.study.estimate import Evidence, rank
+from tuner.study.problem import Problem
+from tuner.study.race import Standing, standings
+from tuner.study.refine import TARGETS
+from tuner.study.search import GroupSearch
 
-STARTS = 2
-"""Fresh starts of each finalist: the second in reverse order, so that a drift of the machine cancels."""
-
-
-@dataclass(frozen=True)
-class FinalRun:
-    """One engine start of the finals."""
-
-    of: int
-    """The trial whose configuration is measured again."""
-    candidate: Setting
-    label: str
-    rounds: int
+STARTS = 3
+"""Fresh starts of each group."""
+MOST_CYCLES = 20
+"""In one final start."""
+ROUNDS_ERROR = 0.01
+"""Standard error that the noise of rounds may leave in the contrast with stock over all finals, where the gain is
+small; of a gain that the search shows as large, a sixth."""
+POSSIBLE = 0.1
+"""A setting, or a group, that is the best with a smaller probability is left out."""
 
 
-def plan_finals(baseline: Trial | None, candidates: Sequence[Trial], profile: Profile) -> list[FinalRun]:
-    """The starts in order: A B S, then S B A. Empty when no candidate is feasible.
+def completed_finals(results: Results) -> list[Start]:
+    """Final starts that count: whole ones."""
+    with_rounds = {r.start for r in results.rounds if r.kept}
+    return [s for s in results.starts if s.purpose == "final" and s.state == "completed" and s.number in with_rounds]
 
-    The best candidate with the scheduler plug-in brings its twin without it along.
+
+def challengers(search: GroupSearch) -> list[Named]:
+    """The settings of a group that go to the finals beside stock, best first; none when none may meet the limits.
+
+    The best and the runner-up of those that meet every limit with the target probability. Where a limit binds, the
+    best at a higher and at a lower probability go too: the level of one start is uncertain by as much as starts
+    differ, and after the finals one of them should be the best that passes. A setting with a reuse budget brings
+    its counterpart without one along, where that was measured.
     """
-    best = finalists(candidates, profile.objective)
-    if not best:
-        return []
-    entries: list[tuple[int, Setting, str]] = [(t.number, candidate_of(t), t.label) for t in best]
-    for trial in best:
-        twin = without_plugin(candidate_of(trial))
-        if uses_plugin(trial):
-            measured = [entry[1] for entry in entries] + ([] if baseline is None else [candidate_of(baseline)])
-            if twin not in measured:
-                entries.append((trial.number, twin, label_of(twin)))
-            break
-    if baseline is not None and baseline.state == "completed":
-        entries.append((baseline.number, candidate_of(baseline), baseline.label))
-    runs: list[FinalRun] = []
-    for index, rounds in enumerate(_shares(profile)):
-        order = entries if index % 2 == 0 else list(reversed(entries))
-        runs += [FinalRun(of, candidate, label, rounds) for of, candidate, label in order]
-    return runs
+    named = {n.id: n for n in search.candidates if n.id not in search.out}
+    found = [s for s in standings(search.evidence).values() if s.id in named]
+    order = [s for s in _by_cost(found) if s.p >= POSSIBLE]
+    likely_least, target, safe = TARGETS
+    chosen: list[SettingId] = []
+    for least in (target, likely_least, safe):
+        chosen += [s.id for s in order if s.p >= least][:1]
+    chosen += [s.id for s in sorted(order, key=lambda s: -s.p)][:1] if not chosen else []
+    plain = next((n.id for n in named.values() if chosen and _is_plain_twin(search, n, named[chosen[0]])), None)
+    chosen += [plain] if plain in {s.id for s in order} and plain is not None else []
+    if len(set(chosen)) < 2:
+        chosen += [s.id for s in order if s.p >= likely_least and s.id not in chosen][:1]
+    return [named[name] for name in dict.fromkeys(chosen)]
 
 
-def _shares(profile: Profile) -> list[int]:
-    """The rounds of each start of a finalist; a single round leaves nothing for a second start."""
-    first = math.ceil(profile.rounds / STARTS)
-    return [first] if profile.rounds == 1 else [first, profile.rounds - first]
+def _by_cost(found: Sequence[Standing]) -> list[Standing]:
+    by_id = {s.id: s for s in found}
+    return [by_id[name] for name in rank({s.id: s.costs for s in found})]
 
 
-def starts_ahead(
-    baseline: Trial | None, candidates: Sequence[Trial], done: Sequence[Trial], profile: Profile, candidates_left: int
-) -> int:
-    """How many starts the finals still take: exact without `candidates_left`, else as if each of them were feasible.
+def _is_plain_twin(search: GroupSearch, one: Named, other: Named) -> bool:
+    """Whether `one` is `other` without its reuse budget."""
+    plain = other.setting.model_copy(update={"reuse_budget": None})
+    return other.setting.reuse_budget is not None and search.key(plain) == search.key(one.setting)
 
-    `done` are the finals so far; a `baseline` of None is still to be measured.
+
+def still_in_question(
+    problem: Problem, results: Results, chosen: Sequence[list[Named]], starts: Sequence[int]
+) -> list[bool]:
+    """Of each group's challengers: whether its best may be the best of all, starts differing as they do."""
+    evidence = Evidence(problem, results, starts)
+    leaders = [group[0].id for group in chosen if group]
+    ranked = evidence.ranked(leaders)
+    if not ranked:
+        return [bool(group) for group in chosen]
+    found = []
+    for group in chosen:
+        gains = evidence.gains(group[0].id, ranked[0]) if group else None
+        found.append(gains is not None and (group[0].id == ranked[0] or gains[0].quantile(1 - POSSIBLE) > 0))
+    return found
+
+
+def cycles_wanted(problem: Problem, evidence: Evidence, names: Sequence[SettingId]) -> int:
+    """Cycles of each final start, from what the search showed: so many that the noise of rounds does not decide.
+
+    Fixed before the finals begin, since a number of cycles that depended on their results would bias them.
     """
-    planned = plan_finals(baseline, candidates, profile)
-    more = min(FINALISTS - len(finalists(candidates, profile.objective)), candidates_left)
-    comes_too = baseline is None or (baseline.state == "completed" and not planned)
-    unknown = more + (1 if comes_too and (planned or more) else 0)
-    return len(missing(planned, done)) + unknown * len(_shares(profile))
-
-
-def missing(runs: Sequence[FinalRun], done: Sequence[Trial]) -> list[FinalRun]:
-    """The starts that an earlier run of the study did not complete."""
-    left = list(done)
-    rest = []
-    for run in runs:
-        match = next((t for t in left if t.final_of == run.of and candidate_of(t) == run.candidate), None)
-        if match is None:
-            rest.append(run)
-        else:
-            left.remove(match)
-    return rest
-
-
-def observed(directory: StudyDirectory, trial: Trial) -> list[RoundObservation]:
-    """What the rounds that count saw, read back from disk."""
-    return [
-        read_observation(directory.path, trial.number, number)
-        for number, measurement in enumerate(trial.rounds, 1)
-        if measurement.void is None
-    ]
-
-
-def merged(directory: StudyDirectory, trials: Sequence[Trial], profile: Profile) -> list[Trial]:
-    """One trial per configuration, over the rounds of all its starts; its number is that of the first start."""
-    groups: dict[str, list[Trial]] = {}
-    for trial in trials:
-        if trial.state == "completed":
-            groups.setdefault(candidate_of(trial).model_dump_json(), []).append(trial)
-    return [_merge(directory, group, profile) for group in groups.values()]
-
-
-def _merge(directory: StudyDirectory, group: list[Trial], profile: Profile) -> Trial:
-    rounds = [m for t in group for m in t.rounds if m.void is None]
-    seen = [o for t in group for o in observed(directory, t)]
-    summary = summarize(rounds, seen)
-    return group[0].model_copy(
-        update={
-            "rounds": rounds,
-            "median": summary.median,
-            "pooled": summary.pooled,
-            "ci95": summary.ci95,
-            "violations": violations(summary.median, tuple(profile.constraints)),
-            "warnings": list(dict.fromkeys(w for t in group for w in [*t.warnings, *summary.warnings])),
-            "time": TrialTime(
-                total_s=sum(t.time.total_s for t in group),
-                engine_start_s=sum(t.time.engine_start_s for t in group),
-                load_s=sum(t.time.load_s for t in group),
-                stop_s=sum(t.time.stop_s for t in group),
-            ),
-        }
-    )
-
-
-def beats_beyond_noise(directory: StudyDirectory, profile: Profile, trials: Sequence[Trial]) -> _Beats:
-    """Whether one configuration is better than another in the first objective, interval and all."""
-    seen = {
-        t.number: [o for s in trials if candidate_of(s) == candidate_of(t) for o in observed(directory, s)]
-        for t in trials
-    }
-    return _Beats(profile, seen)
-
-
-@dataclass(frozen=True)
-class _Beats:
-    profile: Profile
-    seen: dict[int, list[RoundObservation]]
-
-    def __call__(self, one: Trial, other: Trial) -> bool:
-        path = self.profile.objective.metrics[0]
-        if one.median is None or other.median is None or metric(one.median, path) is None:
-            return False
-        change = relative_change(
-            other.rounds,
-            one.rounds,
-            path,
-            baseline_observations=self.seen.get(other.number),
-            now_observations=self.seen.get(one.number),
-        )
-        if change is None or change.ci95 is None:
-            return False
-        low, high = change.ci95
-        return high < 0 if self.profile.objective.directions[0] == "minimize" else low > 0
+    path = problem.objective.metrics[0]
+    most = problem.rounds
+    if evidence.p_feasible(STOCK_ID) < POSSIBLE:
+        return most
+    for name in names:
+        gains, variance = evidence.gains(name, STOCK_ID), evidence.paired_variance(name, STOCK_ID, path)
+        if name == STOCK_ID or not gains or variance is None or gains[0].value <= 0:
+            continue
+        error = max(ROUNDS_ERROR, gains[0].value / 6)
+        most = max(most, math.ceil(variance / (STARTS * error**2)))
+    return min(most, max(MOST_CYCLES, problem.rounds))

@@ -1,74 +1,96 @@
-"""What a sweep would launch, without launching: for `--dry-run`."""
+"""What a sweep would start, without starting anything: for `--dry-run`."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from tuner.domain.setting import Setting
-from tuner.domain.units import counted
+from tuner.clock import Clock
+from tuner.domain.experiment import Results
+from tuner.domain.setting import STOCK, Setting
 from tuner.engine.launch import command_line
-from tuner.space.search_space import search_space
-from tuner.study.choice import label_of
-from tuner.study.opening import check_continuable, study_path
-from tuner.study.references import reference_candidates
-from tuner.study.search import planned_candidates
-from tuner.study.sweep import SweepRequest
-from tuner.experiment.store import StudyDirectory
-from tuner.experiment.checks import check_before_start, corner
-from tuner.experiment.fingerprint import take_fingerprint
-from tuner.experiment.session import SessionConfig
-
-PREVIEWED = 64
-"""Candidates shown of a space that has more, or no end."""
+from tuner.experiment.design import Named, StartPlan
+from tuner.experiment.session import engine_spec
+from tuner.experiment.store import Store
+from tuner.study.design import SweepDesign
+from tuner.study.expected import Expected, expect, measured
+from tuner.study.opening import check_continuable
+from tuner.study.problem import Problem
+from tuner.study.record import Record
+from tuner.study.storage import StorageAddress
+from tuner.study.sweep import Prepared
 
 
 @dataclass(frozen=True)
-class Line:
-    """One engine start. Port 0 stands for the free port that is taken at the start."""
+class PlannedStart:
+    """One engine start of the search. Port 0 stands for the free port that is taken at the start."""
 
     label: str
+    live: bool
+    settings: list[str]
+    """Labels of the settings measured on it, as far as they are known before; stock is one of them."""
     command: list[str]
 
 
-async def preview(request: SweepRequest) -> list[Line]:
-    """The baseline, the references and the candidates; refused for what the sweep would refuse before its first start.
+@dataclass(frozen=True)
+class Preview:
+    """The starts of the search in order, what comes after them, and how long all of it takes."""
 
-    Nothing is written.
-    """
-    path = study_path(request.out, request.name, fresh=request.fresh)
-    fingerprint = await take_fingerprint(request.choice, request.profile)
-    await check_before_start(request.profile, request.choice)
-    check_continuable(StudyDirectory(path), request.profile, fingerprint, request.seed)
-    return list(_lines(request, path))
+    first_line: str
+    starts: list[PlannedStart]
+    then: list[str]
+    """The starts whose settings are known only after the search, in sentences."""
+    infeasible: dict[str, str]
+    """Label of a setting that is refused before any start, and why."""
+    expected: Expected
 
 
-def _lines(request: SweepRequest, path: Path) -> Iterator[Line]:
-    profile = request.profile
-    space = search_space(profile)
-    directory = StudyDirectory(path)
-    starts: list[tuple[str, Setting]] = [("stock", Setting(knobs={})), *reference_candidates(profile)]
-    if space.size is not None:
-        seen: dict[str, Setting] = {}
-        for values in space.combinations():
-            candidate = space.candidate(values)
-            seen.setdefault(candidate.model_dump_json(), candidate)
-        starts += [(label_of(c), c) for c in itertools.islice(seen.values(), PREVIEWED)]
+def preview(prepared: Prepared, clock: Clock) -> Preview:
+    """UsageError for a study that could not be continued. Nothing is written."""
+    request, problem = prepared.request, prepared.problem
+    store = Store(prepared.path)
+    check_continuable(store, request.profile, prepared.fingerprint, prepared.design, seed=request.seed)
+    results = store.results()
+    address = StorageAddress(store.journal_file, request.storage_url)
+    record = Record(address, store.path.name, request.profile, problem, results, seed=request.seed, clock=clock)
+    design = SweepDesign(problem, record)
+    plans = list(_plans(problem, record, design, results))
+    pace = measured(results, "as measured so far") or prepared.pace
+    return Preview(
+        first_line=prepared.first_line,
+        starts=[_planned(prepared, plan, store) for plan in plans],
+        then=[
+            "final starts: three for each group of boot options still in question, with the winner, the runner-up and "
+            "stock",
+            "literal start: one with the frozen command, without live control",
+        ],
+        infeasible={setting.label: sentence for setting, _, sentence in problem.infeasible},
+        expected=expect(design.outlook(results), pace),
+    )
+
+
+def _plans(problem: Problem, record: Record, design: SweepDesign, results: Results) -> Iterator[StartPlan]:
+    """The starts of the search; of a study that is under way only the next one."""
+    if results.starts:
+        plan = design.next_start(results)
+        yield from [plan] if plan is not None else []
+    elif problem.live:
+        for group in problem.groups:
+            plan = SweepDesign(replace(problem, groups=(group,)), record).next_start(Results())
+            yield from [plan] if plan is not None else []
     else:
-        total = planned_candidates(space, profile)
-        starts.append(
-            (f"and {counted(total, 'candidate')} that the sampler picks, such as the lowest corner", corner(space))
-        )
-    for number, (label, candidate) in enumerate(starts):
-        config = SessionConfig.of_profile(
-            profile,
-            request.choice,
-            args=candidate.engine_args(profile.engine.args),
-            reuse_budget=candidate.effective_budget,
-            seed=request.seed,
-            log_path=directory.engine_log(number),
-            record_dir=directory.record_dir,
-        )
-        yield Line(label, command_line(config.launch_spec(), 0))
+        for setting in [STOCK, *problem.references, *_listed(problem)]:
+            named = Named(record.id_of(setting), setting)
+            args = setting.engine_args(problem.base_args)
+            yield StartPlan("single", setting.label, args, (named,), live=False, reuse_budget=setting.reuse_budget)
+
+
+def _listed(problem: Problem) -> list[Setting]:
+    return [setting for group in problem.groups for setting in group.settings][: problem.max_settings]
+
+
+def _planned(prepared: Prepared, plan: StartPlan, store: Store) -> PlannedStart:
+    request = prepared.request
+    spec = engine_spec(request.profile, request.choice, plan, store.engine_log(1), store.record_dir)
+    labels = [named.setting.label for named in plan.settings]
+    return PlannedStart(plan.label or plan.purpose, plan.live, labels, command_line(spec, 0))

@@ -44,6 +44,8 @@ class Problem:
     """Budget of the whole sweep, in seconds."""
     default_chunk: int | None = None
     """What vLLM is expected to take as chunk size when it is not told any; None: not known."""
+    seed: int = 0
+    """Draws the order of settings in each cycle, and of groups in the finals."""
     infeasible: tuple[tuple[Setting, str, str], ...] = field(default=())
     """Settings of the space that a rule refuses before any start: the setting, the cause code, the sentence."""
 

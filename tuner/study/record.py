@@ -20,7 +20,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from tuner.clock import Clock
 from tuner.domain.experiment import STOCK_ID, Results, Round, SettingId, SettingState
 from tuner.domain.measurement import Measurement, metric
-from tuner.domain.profile import Constraint, Profile
+from tuner.domain.profile import Profile
 from tuner.domain.setting import CHUNK_KNOB, Scalar, Setting
 from tuner.errors import UsageError
 from tuner.space.knobs import is_live
@@ -106,6 +106,11 @@ class Record:
             number = len(self._entries)
             self._add(number, setting)
         return number
+
+    def settings(self) -> dict[SettingId, Setting]:
+        """What each id stands for, stock among them."""
+        found: dict[SettingId, Setting] = {STOCK_ID: Setting()}
+        return found | {number: e.setting for number, e in enumerate(self._entries) if e.setting is not None}
 
     def propose(self, group: Group) -> Setting | None:
         """A setting of the group that has no trial yet, from Optuna's sampler, which knows the values so far."""
@@ -245,7 +250,7 @@ class Record:
         for constraint in self._problem.constraints:
             value = _medians(entry, [constraint.metric])
             if value is not None:
-                found[str(constraint)] = _violation(constraint, value[0])
+                found[str(constraint)] = constraint.excess(value[0])
         return found
 
     def _by_cycle(self, entry: _Entry) -> dict[int, float]:
@@ -298,15 +303,6 @@ def _medians(entry: _Entry, paths: Iterable[str]) -> list[float] | None:
     rounds = [m for found in entry.rounds.values() for m in found]
     columns = [[v for m in rounds if (v := metric(m, path)) is not None] for path in paths]
     return [median(column) for column in columns] if all(columns) else None
-
-
-def _violation(constraint: Constraint, value: float) -> float:
-    """How far outside, relative to the limit; 0 or less where it holds."""
-    scale = abs(constraint.limit) or 1.0
-    excess = {"<": value - constraint.limit, ">": constraint.limit - value}.get(constraint.op[0])
-    if excess is None:
-        excess = abs(value - constraint.limit)
-    return max(excess / scale, 0.0 if constraint.allows(value) else 1e-9)
 
 
 def _boot(setting: Setting) -> dict[str, Scalar]:

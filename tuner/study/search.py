@@ -1,215 +1,264 @@
-"""Which candidate next: a small space is enumerated, a large one is sampled without repeats."""
+"""What the search of one group measures next: its list, what a sampler proposes, and refined chunk sizes. Pure."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import cached_property
 
-import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
-from optuna.trial import TrialState
+from tuner.domain.experiment import STOCK_ID, Results, SettingId, Start
+from tuner.domain.setting import CHUNK_KNOB, Scalar, Setting
+from tuner.experiment.design import Named
+from tuner.space.knobs import is_live
+from tuner.study.estimate import Evidence, Known
+from tuner.study.ledger import (
+    Failures,
+    Out,
+    booted_chunk,
+    failed_boots,
+    group_of,
+    read_failures,
+    smallest_chunk,
+    stock_chunk,
+)
+from tuner.study.problem import Group, Problem, Registry
+from tuner.study.race import LIKELY, Race, run_race, standings
+from tuner.study.refine import Point, new_chunks
+from tuner.study.settings import SettingRules
 
-from tuner.domain.setting import Setting, Scalar
-from tuner.domain.measurement import metric
-from tuner.domain.experiment import Trial
-from tuner.domain.profile import Profile
-from tuner.space.search_space import Choices, Knob, SearchSpace
-
-ENUMERATE_UP_TO = 64
-"""A finite space of at most this many candidates is measured whole when no number of trials is given."""
-
-DEFAULT_TRIALS = 24
-_ASKS_FOR_A_NEW_ONE = 32
+FIRST = 12
+"""Settings of the first cycles where the list is longer than the budget, or where there is none."""
+BATCH = 6
+"""Settings that a sampler proposes at a time."""
+KEPT_FOR_REFINING = 8
+"""Of the most settings that are measured: so many are left for refined chunk sizes."""
 
 
-@dataclass(frozen=True)
-class Suggestion:
-    """A candidate, and the Optuna trial that it answers."""
+class GroupSearch:
+    """The search of one group, as the results so far leave it."""
 
-    candidate: Setting
-    trial: optuna.Trial
+    def __init__(
+        self,
+        problem: Problem,
+        group: Group,
+        registry: Registry,
+        results: Results,
+        *,
+        failures: Failures | None = None,
+        known: Known | None = None,
+    ) -> None:
+        self.problem = problem
+        self.group = group
+        self._registry = registry
+        self._results = results
+        self._known = known
+        self._failures = failures or read_failures(results)
+        self.stock_chunk = stock_chunk(problem, group, results)
+        self._rules = SettingRules(problem.base_args, self.stock_chunk)
+        anchor = problem.stock if not group.boot else Setting(knobs=group.boot)
+        self.anchor = self._named(anchor)
+        self.references = [self._named(s) for s in problem.references] if not group.boot else []
 
+    def _named(self, setting: Setting) -> Named:
+        return Named(self._registry.id_of(setting), setting)
 
-class Search:
-    """Ask and tell. Optuna knows the candidates only: baseline, references and finals are not its trials."""
+    def key(self, setting: Setting) -> str:
+        """Equal for settings with the same effect, once stock's chunk size is known."""
+        reduced, chunk = self._rules.reduced(setting), self._rules.chunk(setting)
+        return reduced.model_copy(update={"knobs": {**reduced.knobs, CHUNK_KNOB: chunk}}).key
 
-    def __init__(self, study: optuna.Study, space: SearchSpace, profile: Profile, seen: list[Setting]) -> None:
-        self._study = study
-        self._space = space
-        self._profile = profile
-        self._distributions = {knob.name: _distribution(knob) for knob in space.knobs}
-        self._seen = {_key(candidate) for candidate in seen}
-        self.total = planned_candidates(space, profile)
-        self._grid = iter(_distinct(space)) if space.size is not None and self.total >= _count(space) else None
-        self._used_up = False
+    # --- what there is ---
 
-    @property
-    def sampler(self) -> str:
-        """How candidates are chosen, for the records."""
-        return "grid" if self._grid is not None else type(self._study.sampler).__name__
-
-    @property
-    def done(self) -> int:
-        """Distinct candidates asked so far, earlier runs included."""
-        return len(self._seen)
-
-    @property
-    def left(self) -> int:
-        """How many candidates are still to come, as far as it is known."""
-        return 0 if self._used_up else max(self.total - self.done, 0)
-
-    def next(self) -> Suggestion | None:
-        """A candidate that was not tried yet, or None when the space or the budget is used up."""
-        found = self._untried() if self.left else None
-        self._used_up = found is None
+    @cached_property
+    def starts(self) -> list[int]:
+        """Numbers of the search starts whose rounds count: those that failed too, for pairs within them."""
+        found = []
+        for start in self._results.starts:
+            mine = group_of(self.problem, start) == self.group if start.live else self._holds(start)
+            if start.purpose == "search" and start.state != "infeasible" and mine:
+                found.append(start.number)
         return found
 
-    def _untried(self) -> Suggestion | None:
-        if self._grid is not None:
-            for values in self._grid:
-                if _key(self._space.candidate(values)) not in self._seen:
-                    return self._ask(values)
-            return None
-        for _ in range(_ASKS_FOR_A_NEW_ONE):
-            suggestion = self._ask(None)
-            if suggestion is not None:
-                return suggestion
-        return self._first_untried()
+    def _holds(self, start: Start) -> bool:
+        """Whether a start that measured one setting measured one of this group."""
+        return any(boot_of(s) == self.group.boot for s in start.defined.values())
 
-    def again(self, suggestion: Suggestion) -> Suggestion:
-        """The same candidate under a new Optuna trial: after a failure of the environment."""
-        self._seen.discard(_key(suggestion.candidate))
-        repeated = self._ask(dict(suggestion.trial.params))
-        if repeated is None:
-            raise AssertionError("a candidate that was just forgotten is new")
-        return repeated
+    @cached_property
+    def evidence(self) -> Evidence:
+        return Evidence(self.problem, self._results, self.starts, known=self._known)
 
-    def _ask(self, values: dict[str, Scalar] | None) -> Suggestion | None:
-        if values is not None:
-            self._study.enqueue_trial(values)
-        trial = self._study.ask(self._distributions)
-        candidate = self._space.candidate(dict(trial.params))
-        if _key(candidate) in self._seen:
-            trial.set_user_attr("repeat", True)
-            self._study.tell(trial, state=TrialState.FAIL)
-            return None
-        self._seen.add(_key(candidate))
-        return Suggestion(candidate, trial)
+    @cached_property
+    def candidates(self) -> list[Named]:
+        """Every setting of the search that may win, stock aside: the list, and what joined it."""
+        listed = list(self.group.settings)
+        if len(listed) > self.problem.max_settings:
+            listed = [listed[round(i * (len(listed) - 1) / (FIRST - 1))] for i in range(FIRST)]
+        if self.group.boot:
+            listed.insert(0, self.anchor.setting)
+        references = {r.id for r in self.references}
+        joined = [s for _, s in self._results.settings() if boot_of(s) == self.group.boot and not s.is_stock]
+        found: dict[str, Named] = {}
+        seen = set() if self.group.boot else {self.key(self.problem.stock)}
+        for setting in [*listed, *joined]:
+            key = self.key(setting)
+            if key not in seen:
+                seen.add(key)
+                found[key] = self._named(setting)
+        return [named for named in found.values() if named.id not in references][: self.problem.max_settings]
 
-    def _first_untried(self) -> Suggestion | None:
-        if self._space.size is None:
-            return None
-        for values in self._space.combinations():
-            if _key(self._space.candidate(values)) not in self._seen:
-                return self._ask(values)
-        return None
+    @cached_property
+    def out(self) -> Out:
+        """Settings that cannot be measured, or not any more."""
+        boots = failed_boots(self.problem, self.group, self._results)
+        least, why = smallest_chunk(self.problem, self.group, self._results)
+        most = self._most_chunk
+        out: Out = {}
+        for named in [self.anchor, *self.references, *self.candidates]:
+            chunk = self._rules.chunk(named.setting)
+            if chunk is None:
+                continue
+            if boots and chunk >= min(boots):
+                out[named.id] = ("infeasible", boots[min(boots)])
+            elif chunk < least:
+                out[named.id] = ("infeasible", why)
+            elif most is not None and chunk > most:
+                out[named.id] = ("infeasible", "not_as_asked")
+        return out | self._failures.out
 
-    def tell(self, suggestion: Suggestion, trial: Trial) -> None:
-        """Hand an outcome to the sampler: a failed trial never has a value.
+    @cached_property
+    def _most_chunk(self) -> int | None:
+        """The chunk size of an engine that was asked for a larger one and did not take it."""
+        found = []
+        for start in self._results.starts:
+            asked, took = start.engine_args.get(CHUNK_KNOB), booted_chunk(start)
+            if start.live and isinstance(asked, int) and took is not None and took < asked:
+                found.append(took)
+        return min(found, default=None)
 
-        Infeasible ones are told as pruned with a violated constraint, which TPE ranks behind every
-        measured one; failures that say nothing about the candidate are told as failed.
-        """
-        tell(self._study, suggestion.trial, trial, self._profile)
+    def _usable(self, named: list[Named]) -> list[Named]:
+        return [n for n in named if n.id not in self.out]
 
+    # --- starts ---
 
-def tell(study: optuna.Study, asked: optuna.Trial, trial: Trial, profile: Profile) -> None:
-    """`Search.tell` for a trial whose search is gone, as after a kill."""
-    asked.set_user_attr("trial", trial.number)
-    asked.set_user_attr("label", trial.label)
-    asked.set_user_attr("state", trial.state)
-    if trial.cause:
-        asked.set_user_attr("cause", trial.cause)
-    if trial.violations:
-        # Optuna 5 keeps constraints by name, where optuna-dashboard 0.21 does not look.
-        asked.set_user_attr("violations", trial.violations)
-    if trial.state == "completed" and trial.median is not None:
-        for constraint in profile.constraints:
-            violation = constraint.violation(trial.median)
-            asked.set_constraint(str(constraint), 1.0 if violation is None else violation)
-        values = [metric(trial.median, path) for path in profile.objective.metrics]
-        if all(value is not None for value in values):
-            study.tell(asked, [float(v) for v in values if v is not None])
+    @property
+    def _largest(self) -> int | None:
+        """The largest chunk size under test."""
+        wanted = [self._rules.chunk(n.setting) for n in self._usable([self.anchor, *self.references, *self.candidates])]
+        return max((c for c in wanted if c is not None), default=None)
+
+    def boot_args(self) -> dict[str, Scalar]:
+        """Options of a live start: the largest chunk under test, without the option where that is stock's own."""
+        args = {**self.problem.base_args, **self.group.boot}
+        largest = self._largest
+        if largest is not None and largest != self.stock_chunk:
+            args[CHUNK_KNOB] = largest
+        return args
+
+    def fits(self, start: Start) -> bool:
+        """Whether everything under test can be measured on a live start that is ready."""
+        booted, largest = booted_chunk(start), self._largest
+        return booted is None or largest is None or largest <= booted
+
+    # --- the next settings ---
+
+    @cached_property
+    def race(self) -> Race:
+        labels = {n.id: n.setting.label for n in [self.anchor, *self.candidates]}
+        return run_race(self.evidence, [n.id for n in self._usable(self.candidates)], self.anchor.id, labels)
+
+    def next_cycle(self) -> list[Named]:
+        """The settings of the next cycle of a live start; none when the search is over."""
+        usable = self._usable(self.candidates)
+        question = self.race.in_question([n.id for n in usable])
+        chosen = [n for n in usable if n.id in question]
+        if not chosen:
+            more = list(self.further())
+            chosen = [n for n in usable if more and n.id == self.race.leader] + more
+        cycles = {n.id: len(self.evidence.rounds(n.id)) for n in self.references}
+        chosen += [n for n in self._usable(self.references) if cycles[n.id] < self.problem.rounds]
+        if not chosen:
+            return []
+        anchor = [n for n in self._usable([self.anchor]) if n.id not in {c.id for c in chosen}]
+        return [*anchor, *chosen]
+
+    def next_single(self) -> Named | None:
+        """The next setting to measure where each start measures one."""
+        everything = self._usable([self.anchor, *self.candidates, *self.references])
+        waiting = [n for n in dict.fromkeys(everything) if n.id not in self.evidence.ids]
+        return waiting[0] if waiting else next(iter(self.further()), None)
+
+    def further(self) -> Iterator[Named]:
+        """Settings that join once the others are through: what a sampler proposes, then refined chunk sizes."""
+        room = self.problem.max_settings - len(self.candidates)
+        if room <= 0:
             return
-    if trial.state == "infeasible":
-        asked.set_constraint("starts", 1.0)
-        study.tell(asked, state=TrialState.PRUNED)
-        return
-    study.tell(asked, state=TrialState.FAIL)
+        proposed = list(self._proposed(min(BATCH, room - KEPT_FOR_REFINING)))
+        yield from proposed or self._refined(room)
+
+    def _proposed(self, count: int) -> Iterator[Named]:
+        listed = len(self.group.settings)
+        if 0 < listed <= self.problem.max_settings:
+            return
+        known = {n.id for n in self.candidates}
+        for _ in range(max(count, 0) if self.candidates else FIRST):
+            setting = self._registry.propose(self.group)
+            if setting is None:
+                return
+            named = self._named(setting)
+            if named.id not in known:
+                known.add(named.id)
+                yield named
+
+    def _refined(self, room: int) -> Iterator[Named]:
+        leader = self._leader
+        if not self.problem.refine or leader is None:
+            return
+        family = self.family(leader)
+        for chunk in new_chunks(self.evidence, leader.id, family, self.problem.chunk_unit)[:room]:
+            setting = self._at_chunk(leader.setting, chunk)
+            if self._rules.refusal(setting) is None:
+                yield self._named(setting)
+
+    @property
+    def _leader(self) -> Named | None:
+        """The setting to refine around; None where nothing can be better than stock by enough."""
+        if not self.problem.live:
+            ranked = [n for n in self._ranked_singles() if n.id != STOCK_ID]
+            return ranked[0] if ranked else None
+        race = self.race
+        return next((n for n in self.candidates if n.id == race.leader and n.id not in race.dropped), None)
+
+    def _ranked_singles(self) -> list[Named]:
+        found = standings(self.evidence)
+        likely = [s for s in found.values() if s.p >= LIKELY] or list(found.values())
+        order = [s.id for s in sorted(likely, key=lambda s: s.costs)]
+        by_id = {n.id: n for n in [self.anchor, *self.candidates]}
+        return [by_id[name] for name in order if name in by_id]
+
+    def family(self, leader: Named) -> list[Point]:
+        """Measured settings that differ from the leader in the chunk size alone, by chunk size."""
+        found = standings(self.evidence)
+        if leader.id not in found:
+            return []
+        points: dict[int, Point] = {}
+        for named in [*self.candidates, self.anchor]:
+            standing, chunk = found.get(named.id), self._rules.chunk(named.setting)
+            if standing is None or chunk is None or chunk in points:
+                continue
+            if self.key(self._at_chunk(leader.setting, chunk)) == self.key(named.setting):
+                cost = standing.costs[0] - found[leader.id].costs[0]
+                points[chunk] = Point(named.id, chunk, cost, standing.p)
+        return [points[chunk] for chunk in sorted(points)]
+
+    def _at_chunk(self, setting: Setting, chunk: int) -> Setting:
+        moved = Setting(knobs={**setting.knobs, CHUNK_KNOB: chunk}, reuse_budget=setting.reuse_budget)
+        return self._rules.reduced(moved)
 
 
-def open_study(storage: optuna.storages.BaseStorage, name: str, profile: Profile, seed: int) -> optuna.Study:
-    """The Optuna study of that name, made when it is not there. One that is there is not written to."""
-    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=8)
-    try:
-        return optuna.load_study(storage=storage, sampler=sampler, study_name=name)
-    except KeyError:
-        pass
-    study = optuna.create_study(
-        storage=storage,
-        sampler=sampler,
-        study_name=name,
-        directions=profile.objective.directions,
-        load_if_exists=True,
-    )
-    with warnings.catch_warnings():
-        # The names are for optuna-dashboard only; nothing of ours depends on the experimental call.
-        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-        study.set_metric_names(profile.objective.metrics)
-    return study
+def boot_of(setting: Setting) -> dict[str, Scalar]:
+    """The knobs of a setting that need a start of their own."""
+    return {name: value for name, value in setting.knobs.items() if not is_live(name)}
 
 
-def settle_leftovers(study: optuna.Study, trials: list[Trial], profile: Profile) -> int:
-    """Close the Optuna trials that a killed run left open; how many.
-
-    One whose `trial.json` got written before the kill is told its value; the others failed. Enqueued
-    ones that nobody took are failed as well.
-    """
-    by_optuna_number = {t.number: t for t in trials}
-    closed = 0
-    for frozen in study.get_trials(deepcopy=False, states=(TrialState.RUNNING, TrialState.WAITING)):
-        closed += 1
-        asked = optuna.Trial(study, frozen._trial_id)
-        finished = by_optuna_number.get(frozen.user_attrs.get("trial", -1))
-        if frozen.state == TrialState.RUNNING and finished is not None and finished.state == "completed":
-            tell(study, asked, finished, profile)
-        else:
-            study._storage.set_trial_state_values(frozen._trial_id, TrialState.FAIL)
-    return closed
-
-
-def planned_candidates(space: SearchSpace, profile: Profile) -> int:
-    """How many candidates a study of this profile measures at most."""
-    distinct = _count(space) if space.size is not None else None
-    if profile.budget.trials is not None:
-        return profile.budget.trials if distinct is None else min(distinct, profile.budget.trials)
-    if distinct is not None and distinct <= ENUMERATE_UP_TO:
-        return distinct
-    return DEFAULT_TRIALS
-
-
-def _distinct(space: SearchSpace) -> Iterator[dict[str, Scalar]]:
-    keys = set()
-    for values in space.combinations():
-        key = _key(space.candidate(values))
-        if key not in keys:
-            keys.add(key)
-            yield values
-
-
-def _count(space: SearchSpace) -> int:
-    return sum(1 for _ in _distinct(space))
-
-
-def _key(candidate: Setting) -> str:
-    return candidate.model_dump_json()
-
-
-def _distribution(knob: Knob) -> BaseDistribution:
-    if isinstance(knob, Choices):
-        return CategoricalDistribution(knob.values)
-    if knob.integer:
-        step = None if knob.log else int(knob.step or 1)
-        return IntDistribution(int(knob.low), int(knob.high), log=knob.log, **({} if step is None else {"step": step}))
-    return FloatDistribution(knob.low, knob.high, log=knob.log, step=knob.step)
+def named_in(results: Results, name: SettingId, problem: Problem) -> Setting:
+    """What an id stands for in the results; stock where nothing says."""
+    return dict(results.settings()).get(name, problem.stock)

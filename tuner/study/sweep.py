@@ -1,45 +1,51 @@
-"""The main job: baseline, references, candidates, finals, winner. Everything measured is on disk at once."""
+"""The main job: open or continue a study, measure what its design asks for, decide, freeze."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
-
-import optuna
+from typing import Any
 
 from tuner.clock import Clock
-from tuner.domain.setting import CHUNK_KNOB, Setting
-from tuner.domain.measurement import metric
-from tuner.domain.experiment import Diagnosis, Role, StudyFile, Summary, Trial
+from tuner.domain.experiment import (
+    Diagnosis,
+    Fingerprint,
+    Results,
+    Start,
+    StudyFile,
+    StudySummary,
+)
 from tuner.domain.profile import Profile
+from tuner.domain.units import counted
 from tuner.engine.leftovers import end_leftovers
-from tuner.engine.policy import policy, stopped_by
-from tuner.engine.rules import static_rule_violation
+from tuner.engine.policy import stopped_by
 from tuner.errors import EngineError, NoVerdict, UsageError
-from tuner.files import renew_json, write_json
-from tuner.freeze import control_of, freeze_trial, repeats_of
-from tuner.space.alignment import is_aligned
-from tuner.space.search_space import declared_block_size, search_space
-from tuner.study import finals as final
-from tuner.study.ahead import standing, trials_ahead
-from tuner.study.choice import candidate_of, label_of, winner
-from tuner.study.opening import exclusive, open_or_create, study_path
-from tuner.study.references import reference_candidates
-from tuner.study.search import Search, Suggestion, open_study, settle_leftovers
-from tuner.study.storage import open_storage
-from tuner.study.summary import build_summary
-from tuner.experiment.store import StudyDirectory, earlier_s
 from tuner.experiment.checks import check_before_start
-from tuner.experiment.fingerprint import take_fingerprint
 from tuner.experiment.choice import EngineChoice
-from tuner.trial.progress import Progress
-from tuner.trial.run import UNDER_WAY, TrialPlan, run_trial
-from tuner.experiment.session import SessionConfig
+from tuner.experiment.design import StartPlan, StudyStopped
+from tuner.experiment.events import Events
+from tuner.experiment.fingerprint import take_fingerprint
+from tuner.experiment.runner import run
+from tuner.experiment.session import OpenSession, Session, engine_opener
+from tuner.experiment.store import Store
+from tuner.files import renew_json, write_json
+from tuner.freeze import evidence_of, freeze_setting
+from tuner.scheduler.handles import KNOWN_VERSIONS
+from tuner.study.design import SweepDesign
+from tuner.study.expected import Pace, assumed, history
+from tuner.study.opening import check_continuable, exclusive, open_or_create, study_path
+from tuner.study.problem import Problem
+from tuner.study.record import Record
+from tuner.study.settings import expected_chunk, problem_of
+from tuner.study.storage import RETRY_FOR_S, StorageAddress, StorageAway, given_up
+from tuner.study.summary import build_summary
+from tuner.study.verdict import Decision, decide
+from tuner.study.watch import Answerable, Watcher, unmeasured_objective
 
-SHARED_CAUSE_AFTER = 3
-"""The baseline and the first two candidates failing alike is no candidate's fault."""
+_OTHER_OBJECTIVE = "Optimize another metric (docs/metrics.md says where each comes from), or a load that has this one."
 
 
 @dataclass(frozen=True)
@@ -53,381 +59,279 @@ class SweepRequest:
     seed: int = 0
     fresh: bool = False
     storage_url: str | None = None
+    live: bool = True
+    """False: a start for each setting, although they could be switched."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request with what the machine says to it."""
+
+    request: SweepRequest
+    fingerprint: Fingerprint
+    problem: Problem
+    not_live: str
+    """Why settings cannot be switched within a start; empty when they can."""
+    pace: Pace
+    """What starts and rounds take, before this study has measured any."""
+    took_s: float
+    """To prepare."""
+
+    @property
+    def path(self) -> Path:
+        return study_path(self.request.out, self.request.name, fresh=self.request.fresh)
+
+    @property
+    def first_line(self) -> str:
+        """Which engine and why, and what it costs when settings cannot be switched."""
+        said = self.request.choice.sentence
+        if not self.not_live:
+            return said
+        settings = 1 + len(self.problem.references) + sum(len(g.settings) for g in self.problem.groups)
+        groups = len(self.problem.groups)
+        return (
+            f"{said}; settings cannot be switched within an engine start ({self.not_live}): the search makes about "
+            f"{min(settings, self.problem.max_settings)} starts in place of {groups}"
+        )
+
+    @property
+    def design(self) -> dict[str, Any]:
+        """What study.json says of how settings are chosen, beside the sampler."""
+        p = self.problem
+        return {"live": p.live, "rounds": p.rounds, "refine": p.refine, "max_settings": p.max_settings}
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """Where it is and what came out; `error` decides the exit code when there is no winner."""
+    """Where it is and what came out; `error` decides the exit code."""
 
-    directory: StudyDirectory
+    store: Store
     study: StudyFile
-    summary: Summary
-    trials: list[Trial]
+    summary: StudySummary
     error: Exception | None = None
 
 
-async def sweep(request: SweepRequest, clock: Clock, progress: Progress) -> SweepResult:
-    """Run or continue a study. On cancellation the summary of what is there is written, then it goes on up."""
+async def prepare(request: SweepRequest, clock: Clock) -> Prepared:
+    """Ask the engine's command and the machine; ProfileError and UsageError for what a sweep refuses before a start."""
     began_s = clock.monotonic_s()
-    path = study_path(request.out, request.name, fresh=request.fresh)
-    with exclusive(path) as directory:
-        for sentence in await end_leftovers(directory.record_dir):
-            progress.message(sentence)
-        fingerprint = await take_fingerprint(request.choice, request.profile)
-        await check_before_start(request.profile, request.choice)
-        study_file, continued = open_or_create(
-            directory,
+    profile, choice = request.profile, request.choice
+    fingerprint = await take_fingerprint(choice, profile)
+    not_live = "" if request.live else "--no-live"
+    if not not_live and fingerprint.engine == "vllm":
+        not_live = _unknown_scheduler(fingerprint.vllm_version)
+    chunk = expected_chunk(profile, fingerprint, choice.env.get("CHUNKTUNE_SIM"))
+    problem = problem_of(profile, default_chunk=chunk, live=not not_live)
+    await check_before_start(profile, choice)
+    pace = history(request.out, profile, fingerprint) or assumed(profile, simulated=choice.simulated)
+    return Prepared(request, fingerprint, problem, not_live, pace, clock.monotonic_s() - began_s)
+
+
+def _unknown_scheduler(version: str | None) -> str:
+    release = ".".join((version or "").split("+")[0].split(".")[:2])
+    if release in KNOWN_VERSIONS:
+        return ""
+    return f"its version, {version or 'unknown'}, is none that chunktune can switch: {', '.join(KNOWN_VERSIONS)}"
+
+
+async def sweep(
+    prepared: Prepared, clock: Clock, events: Events, *, open_session: OpenSession | None = None
+) -> SweepResult:
+    """Run or continue a study. On cancellation the summary of what is there is written, then it goes on up.
+
+    `open_session` takes the place of the engines that the request asks for.
+    """
+    began_s = clock.monotonic_s() - prepared.took_s
+    request, problem = prepared.request, prepared.problem
+    with exclusive(prepared.path) as store:
+        for sentence in await end_leftovers(store.record_dir):
+            events.message(sentence)
+        check_continuable(store, request.profile, prepared.fingerprint, prepared.design, seed=request.seed)
+        lost, results = store.settle(), store.results()
+        record = Record(
+            StorageAddress(store.journal_file, request.storage_url),
+            store.path.name,
             request.profile,
-            fingerprint,
-            name=path.name,
+            problem,
+            results,
             seed=request.seed,
-            sampler="TPESampler",
             clock=clock,
+            say=events.message,
         )
-        storage = open_storage(directory.journal_file, request.storage_url)
-        optuna_study = open_study(storage, path.name, request.profile, request.seed)
-        trials = directory.trials()
-        search = Search(optuna_study, search_space(request.profile), request.profile, _tried(trials))
-        run = _Sweep(request, directory, study_file, optuna_study, clock, progress, trials, search, began_s)
-        if continued:
-            run.settle()
-        return await run.run()
+        await _open(record)
+        of_the_design = {**prepared.design, "sampler": record.sampler}
+        study = open_or_create(
+            store, request.profile, prepared.fingerprint, of_the_design, seed=request.seed, clock=clock
+        )
+        _say_what_is_known(prepared, lost, results, events)
+        design = SweepDesign(problem, record)
+        watcher = Watcher(events, record, design, prepared.pace, results, clock, began_s)
+        return await _Sweep(prepared, store, study, record, design, watcher, clock, open_session).measure(results)
 
 
-_OTHER_OBJECTIVE = "Optimize another metric (docs/metrics.md says where each comes from), or a load that has this one."
+async def _open(record: Record) -> None:
+    try:
+        await record.open()
+    except StorageAway as away:
+        raise given_up(away, before_start=True) from None
 
 
-class StudyStopped(Exception):
-    """The study cannot go on: the cause, and whether the profile is at fault."""
-
-    def __init__(self, diagnosis: Diagnosis) -> None:
-        super().__init__(diagnosis.message)
-        self.diagnosis = diagnosis
+def _say_what_is_known(prepared: Prepared, lost: list[Start], results: Results, events: Events) -> None:
+    for start in lost:
+        kept = counted(len(results.kept(starts=[start.number])), "round")
+        events.message(f"start {start.number}, {start.label}: {start.message}; its {kept} measured until then stay")
+    if results.starts:
+        rounds, starts = counted(len(results.kept()), "round"), counted(len(results.starts), "start")
+        events.message(f"continuing: {rounds} on {starts} were measured earlier", routine=True)
+    if "no_chunking" in prepared.request.profile.references and not prepared.problem.references:
+        events.message(
+            "no_chunking is left out: its chunk has to be max_model_len, which is not set, or is larger than every "
+            "other chunk size",
+            routine=True,
+        )
 
 
 @dataclass
 class _Sweep:
-    request: SweepRequest
-    directory: StudyDirectory
-    study_file: StudyFile
-    optuna_study: optuna.Study
+    """One run of a study whose folder is locked."""
+
+    prepared: Prepared
+    store: Store
+    study: StudyFile
+    record: Record
+    design: SweepDesign
+    watcher: Watcher
     clock: Clock
-    progress: Progress
-    trials: list[Trial]
-    search: Search
-    began_s: float
-    block_size: int | None = None
-    earlier: list[Trial] = field(init=False)
-    """What earlier runs of the study measured."""
-    earlier_s: float = field(init=False)
-    found: int = field(init=False)
-    """Trials that were there before this run, whatever became of them."""
-    made: int = 0
-    """Trials of this run that have an outcome."""
-    smallest_chunk: int = 0
-    """A bound that an engine's refusal named; smaller candidates are not launched."""
+    open_session: OpenSession | None
 
-    def __post_init__(self) -> None:
-        self.earlier = standing(self.trials)
-        self.earlier_s = earlier_s(self.directory, self.trials)
-        self.found = len(self.trials)
-
-    @property
-    def profile(self) -> Profile:
-        return self.request.profile
-
-    def settle(self) -> None:
-        """Close what a killed run left open, and say what was lost."""
-        settle_leftovers(self.optuna_study, self.trials, self.profile)
-        for index, trial in enumerate(self.trials):
-            if trial.state == "interrupted" and trial.message == UNDER_WAY:
-                lost = trial.model_copy(update={"message": "the run was killed during this trial"})
-                self.directory.write_trial(lost)
-                self.trials[index] = lost
-                comes_again = trial.role != "candidate" or self.search.sampler == "grid"
-                then = "its configuration is measured again" if comes_again else "it does not count"
-                self.progress.message(
-                    f"trial {trial.number}, {trial.label}, was lost when the last run was killed; {then}"
-                )
-
-    def done(self, role: Role) -> list[Trial]:
-        return standing(self.trials, role)
-
-    async def run(self) -> SweepResult:
+    async def measure(self, before: Results) -> SweepResult:
+        watcher = self.watcher
         error: Exception | None = None
         try:
-            self.progress.study_started(self._total(), self.earlier)
-            await self._baseline()
-            await self._references()
-            await self._candidates()
-            await self._finals()
-            if not self.made:
-                self.progress.message("nothing was left to measure", routine=True)
+            watcher.tell_expected()
+            design = Answerable(self.design, self.prepared.problem)
+            results = await run(design, self.store, self._opener(), self.clock, watcher)
+            results.elapsed_s = watcher.elapsed_s
         except StudyStopped as stopped:
-            error = stopped_by(stopped.diagnosis)
-        except NoVerdict as unanswerable:
-            error = unanswerable
-        finally:
-            result = self._finish()
-        return SweepResult(result.directory, result.study, result.summary, result.trials, error or result.error)
-
-    def _total(self, repeated: Trial | None = None) -> int:
-        """Trials of the study, as far as is known; `repeated` is made once more."""
-        candidates_left = 0 if self._out_of_time() else self.search.left
-        if repeated is not None and repeated.role == "candidate":
-            candidates_left += 1
-        ahead = trials_ahead([t for t in self.trials if t is not repeated], self.profile, candidates_left)
-        return len(self.earlier) + self.made + ahead
-
-    def _out_of_time(self) -> bool:
-        budget_s = self.profile.budget.time
-        return bool(budget_s) and self.clock.monotonic_s() >= self.began_s + (budget_s or 0.0)
-
-    async def _baseline(self) -> None:
-        existing = self.done("baseline")
-        trial = existing[0] if existing else await self._attempt("baseline", "stock", Setting(knobs={}))
-        self._learn(trial)
-        missing = unmeasured_objective([trial], self.profile)
-        if missing:
-            # Hours of candidates would end without an answer.
-            raise NoVerdict(missing, _OTHER_OBJECTIVE)
-
-    async def _references(self) -> None:
-        done = {t.label for t in self.done("reference")}
-        for label, candidate in reference_candidates(self.profile):
-            if label not in done:
-                await self._attempt("reference", label, candidate)
-
-    async def _candidates(self) -> None:
-        while True:
-            if self._out_of_time():
-                if self.search.left:
-                    self.progress.message("the time budget is used up; going to the finals", routine=True)
-                return
-            suggestion = self.search.next()
-            if suggestion is None:
-                return
-            await self._candidate(suggestion)
-
-    async def _candidate(self, suggestion: Suggestion) -> None:
-        label = label_of(suggestion.candidate)
-        refused = self._refused_before_launch(suggestion.candidate)
-        if refused is not None:
-            trial = self._record_refused(suggestion.candidate, label, refused)
-            self.search.tell(suggestion, trial)
-            return
-        suggestion.trial.set_user_attr("trial", self._next_number())
-        trial = await self._attempt("candidate", label, suggestion.candidate)
-        self.search.tell(suggestion, trial)
-
-    async def _finals(self) -> None:
-        baseline = next(iter(self.done("baseline")), None)
-        candidates = [t for t in self.trials if t.role == "candidate"]
-        runs = final.plan_finals(baseline, candidates, self.profile)
-        self.progress.replanned(self._total())
-        for run in final.missing(runs, self.done("final")):
-            await self._attempt("final", run.label, run.candidate, rounds=run.rounds, final_of=run.of)
-
-    def _refused_before_launch(self, candidate: Setting) -> Diagnosis | None:
-        args = candidate.engine_args(self.profile.engine.args)
-        chunk = candidate.knobs.get(CHUNK_KNOB)
-        if isinstance(chunk, int):
-            if self.block_size is not None and not is_aligned(chunk, self.block_size):
-                return Diagnosis(
-                    code="block_size",
-                    message=f"chunk {chunk} is no multiple of the engine's KV block of {self.block_size} tokens",
-                )
-            if chunk < self.smallest_chunk:
-                return Diagnosis(
-                    code="block_size", message=f"the engine takes no chunk below {self.smallest_chunk} for this model"
-                )
-        return static_rule_violation(args, self.block_size or declared_block_size(self.profile))
-
-    def _record_refused(self, candidate: Setting, label: str, diagnosis: Diagnosis) -> Trial:
-        number = self._next_number()
-        trial = Trial(
-            number=number,
-            role="candidate",
-            label=label,
-            state="infeasible",
-            cause=diagnosis.code,
-            message=diagnosis.message,
-            hint=diagnosis.hint or None,
-            simulated=self.request.choice.simulated,
-            engine_args=candidate.engine_args(self.profile.engine.args),
-            knobs=candidate.knobs,
-            reuse_budget=candidate.effective_budget,
-            started_at=self.clock.now().isoformat(timespec="seconds"),
-        )
-        self.directory.write_trial(trial)
-        self._keep(trial)
-        return trial
-
-    async def _attempt(
-        self, role: Role, label: str, candidate: Setting, *, rounds: int | None = None, final_of: int | None = None
-    ) -> Trial:
-        """One trial, once more when the environment failed it; StudyStopped when the study cannot go on."""
-        trial = await self._once(role, label, candidate, rounds, final_of, may_repeat=True)
-        if trial.state in ("completed", "infeasible"):
-            return trial
-        if _environment_failed(trial):
-            self.progress.message(f"trial {trial.number}: {trial.message}; once more on a fresh start")
-            trial = await self._once(role, label, candidate, rounds, final_of, may_repeat=False)
-            if trial.state == "engine_failed":
-                raise StudyStopped(_diagnosis_of(trial))
-        elif policy(trial.cause or "unknown") == "fatal" or self._all_fail_alike():
-            raise StudyStopped(_diagnosis_of(trial))
-        return trial
-
-    async def _once(
-        self,
-        role: Role,
-        label: str,
-        candidate: Setting,
-        rounds: int | None,
-        final_of: int | None,
-        *,
-        may_repeat: bool,
-    ) -> Trial:
-        number = self._next_number()
-        self.progress.trial_started(number, label)
-        config = SessionConfig.of_profile(
-            self.profile,
-            self.request.choice,
-            args=candidate.engine_args(self.profile.engine.args),
-            reuse_budget=candidate.effective_budget,
-            seed=self.request.seed,
-            log_path=self.directory.engine_log(number),
-            record_dir=self.directory.record_dir,
-        )
-        plan = TrialPlan(number, role, label, candidate, config, rounds or self.profile.rounds, final_of)
-        try:
-            trial = await run_trial(plan, self.directory, self.clock, self.progress)
+            error = stopped_by(_diagnosis(stopped.start))
+            results = self._results()
         except asyncio.CancelledError:
-            self.trials.append(self.directory.trial(number))
+            results = self._results()
+            self._write(results)
+            await self._save_in_passing(results, retry_for_s=0.0)
             raise
-        self._keep(trial, repeated=may_repeat and _environment_failed(trial))
-        self._learn(trial)
-        return trial
+        if len(results.starts) == len(before.starts):
+            # A run that measured nothing leaves no trace, its seconds included.
+            results = replace(results, elapsed_s=before.elapsed_s)
+            self.watcher.message("nothing was left to measure", routine=True)
+        return await self._finish(results, error)
 
-    def _keep(self, trial: Trial, *, repeated: bool = False) -> None:
-        self.trials.append(trial)
-        self.made += 1
-        self.progress.replanned(self._total(trial if repeated else None))
-        self.progress.trial_finished(trial)
+    def _results(self) -> Results:
+        return replace(self.store.results(), elapsed_s=self.watcher.elapsed_s)
 
-    def _learn(self, trial: Trial) -> None:
-        """What one start teaches about all: the block size, the model's revision, the chunk it takes at least."""
-        block = (trial.effective_args or {}).get("block_size")
-        if isinstance(block, int) and not isinstance(block, bool):
-            self.block_size = block
-        known = self.study_file.fingerprint
-        if trial.model_revision is not None and known.model_revision is None:
-            seen = known.model_copy(update={"model_revision": trial.model_revision})
-            self.study_file = self.study_file.model_copy(update={"fingerprint": seen})
-            write_json(self.directory.study_file, self.study_file.to_json())
-        if trial.bound is not None:
-            self.smallest_chunk = max(self.smallest_chunk, trial.bound)
+    def _opener(self) -> OpenSession:
+        """Engines, each after the record was brought up to date."""
+        request = self.prepared.request
+        open_engine = self.open_session or engine_opener(
+            request.profile,
+            request.choice,
+            seed=request.seed,
+            log_path=self.store.engine_log,
+            record_dir=self.store.record_dir,
+            clock=self.clock,
+            events=self.watcher,
+        )
 
-    def _all_fail_alike(self) -> bool:
-        tried = [t for t in self.trials if t.role in ("baseline", "candidate") and t.state != "interrupted"]
-        first = tried[:SHARED_CAUSE_AFTER]
-        causes = {t.cause for t in first}
-        return len(first) == SHARED_CAUSE_AFTER and len(causes) == 1 and None not in causes
+        @asynccontextmanager
+        async def open_session(plan: StartPlan, number: int) -> AsyncIterator[Session]:
+            await self._save_in_passing(self.watcher.results)
+            async with open_engine(plan, number) as session:
+                yield session
 
-    def _next_number(self) -> int:
-        return max(self.directory.numbers(), default=-1) + 1
+        return open_session
 
-    def _finish(self) -> SweepResult:
-        """Choose, summarize and write, also when the study was stopped or interrupted.
+    async def _save_in_passing(self, results: Results, retry_for_s: float = RETRY_FOR_S) -> None:
+        self.record.settle(self.design.states(results), finished=False)
+        try:
+            await self.record.save(retry_for_s=retry_for_s)
+        except StorageAway as away:
+            self.watcher.message(f"{away}; what was measured is kept, and the next save brings it up to date")
+
+    async def _finish(self, results: Results, error: Exception | None) -> SweepResult:
+        summary = self._write(results)
+        if error is None:
+            error = self._no_answer(results, summary)
+        self.record.settle(self.design.states(results), finished=error is None or isinstance(error, NoVerdict))
+        try:
+            await self.record.save()
+        except StorageAway as away:
+            error = error or given_up(away, before_start=False)
+        return SweepResult(self.store, self.study, summary, error)
+
+    def _write(self, results: Results) -> StudySummary:
+        """Decide and write, also when the study was stopped or interrupted.
 
         UsageError when the study's folder was taken away meanwhile.
         """
-        if not self.directory.study_file.is_file():
+        if not self.store.study_file.is_file():
             raise UsageError(
-                f"{self.directory.path} was removed or replaced while the sweep ran: what was measured is gone",
+                f"{self.store.path} was removed or replaced while the sweep ran: what was measured is gone",
                 "Remove what is left of it, then run the same command again.",
             )
-        finals = [t for t in self.trials if t.role == "final" and t.state == "completed"]
-        merged = final.merged(self.directory, finals, self.profile)
-        stock = next((t for t in merged if t.final_of is not None and self._role_of(t.final_of) == "baseline"), None)
-        own = [t for t in merged if t is not stock]
-        beats = final.beats_beyond_noise(self.directory, self.profile, finals)
-        best = winner(own, self.profile.objective, beats=beats, stock=stock)
+        problem, profile = self.prepared.problem, self.prepared.request.profile
+        self._learn_revision(results)
+        decision = decide(problem, results, self.record)
+        states = self.design.states(results)
         summary = build_summary(
-            self.directory,
-            self.study_file,
-            self.profile,
-            self.trials,
-            merged=merged,
-            best=best,
-            # A run that measured nothing leaves no trace, its seconds included.
-            elapsed_s=self.clock.monotonic_s() - self.began_s if len(self.trials) > self.found else 0.0,
-            earlier_s=self.earlier_s,
+            self.study, profile, problem, results, decision, states=states, settings=self.record.settings()
         )
-        renew_json(self.directory.summary_file, summary.to_json())
-        if best is not None:
-            frozen = freeze_trial(
-                best,
-                repeats_of(best, finals),
-                self.study_file,
-                self.profile,
-                control=control_of(self.trials),
-                counts=summary.counts,
-                now=self.clock.now(),
-            )
-            renew_json(self.directory.frozen_file, frozen.to_json(), but=("created_at", "chunktune_version"))
-        return SweepResult(self.directory, self.study_file, summary, self.trials, self._verdict(best is not None))
+        renew_json(self.store.summary_file, summary.to_json())
+        self._freeze(results, decision, summary)
+        return summary
 
-    def _role_of(self, number: int) -> Role | None:
-        return next((t.role for t in self.trials if t.number == number), None)
+    def _freeze(self, results: Results, decision: Decision, summary: StudySummary) -> None:
+        if decision.winner is None or decision.setting is None or decision.verdict == "none":
+            # One of an earlier run would disagree with the summary.
+            self.store.frozen_file.unlink(missing_ok=True)
+            return
+        evidence = evidence_of(results, decision.winner)
+        frozen = freeze_setting(
+            verdict=decision.verdict,
+            setting_id=decision.winner,
+            setting=decision.setting,
+            starts=evidence.starts,
+            stock=evidence.stock,
+            study=self.study,
+            profile=self.prepared.request.profile,
+            sampler=self.record.sampler,
+            counts=summary.counts,
+            now=self.clock.now(),
+            literal=evidence.literal,
+        )
+        renew_json(self.store.frozen_file, frozen.to_json(), but=("created_at", "chunktune_version"))
 
-    def _verdict(self, won: bool) -> Exception | None:
-        if won:
-            return None
-        candidates = [t for t in self.trials if t.role == "candidate"]
-        if not any(t.state == "completed" for t in self.trials):
-            causes = sorted({f"{t.cause}: {t.message}" for t in self.trials if t.cause})
-            first = next((t for t in self.trials if t.cause), None)
-            return EngineError(
-                Diagnosis(
-                    code=(first.cause if first else None) or "unknown",
-                    message="no trial completed" + (": " + "; ".join(causes) if causes else ""),
-                    hint=f"The engine logs are below {self.directory.path / 'trials'}.",
-                )
-            )
-        missing = unmeasured_objective(self.trials, self.profile)
+    def _learn_revision(self, results: Results) -> None:
+        """The model's revision, which only an engine tells."""
+        known = self.study.fingerprint
+        revision = next((s.model_revision for s in results.starts if s.model_revision), None)
+        if revision is not None and known.model_revision is None:
+            seen = known.model_copy(update={"model_revision": revision})
+            self.study = self.study.model_copy(update={"fingerprint": seen})
+            write_json(self.store.study_file, self.study.to_json())
+
+    def _no_answer(self, results: Results, summary: StudySummary) -> Exception | None:
+        if not any(start.state == "completed" for start in results.starts):
+            causes = sorted({f"{s.cause}: {s.message}" for s in results.starts if s.cause})
+            first = next((s.cause for s in results.starts if s.cause), None) or "unknown"
+            message = "no engine start completed" + (": " + "; ".join(causes) if causes else "")
+            hint = f"The engine logs are below {self.store.path / 'starts'}."
+            return EngineError(Diagnosis(code=first, message=message, hint=hint))
+        missing = unmeasured_objective(results, self.prepared.problem)
         if missing:
             return NoVerdict(missing, _OTHER_OBJECTIVE)
-        violated = sorted({v.split(":")[0] for t in candidates for v in t.violations})
-        reason = f"; violated: {', '.join(violated)}" if violated else ""
-        return NoVerdict(
-            f"no candidate completed and meets the constraints{reason}",
-            f"See {self.directory.summary_file}; relax a limit or widen the space.",
-        )
+        if summary.verdict == "none":
+            return NoVerdict(summary.sentence, f"See {self.store.summary_file}; relax a limit or widen the space.")
+        return None
 
 
-def unmeasured_objective(trials: Sequence[Trial], profile: Profile) -> str:
-    """Which metric of the objective no completed trial has, and why; '' where each was measured, or none completed."""
-    medians = [t.median for t in trials if t.state == "completed" and t.median is not None]
-    for path in profile.objective.metrics if medians else ():
-        if all(metric(median, path) is None for median in medians):
-            reason = medians[0].unmeasured.get(path.partition(".")[0])
-            return f"{path}, which the profile optimizes, is not measured{f': {reason}' if reason else ''}"
-    return ""
-
-
-def _tried(trials: list[Trial]) -> list[Setting]:
-    """Candidates that have an outcome; interrupted ones and failures of the environment come again."""
-    return [candidate_of(t) for t in standing(trials, "candidate")]
-
-
-def _environment_failed(trial: Trial) -> bool:
-    """Whether the trial failed for what is around it, so that another start may succeed."""
-    if trial.state in ("completed", "infeasible"):
-        return False
-    return policy(trial.cause or "unknown") == "environment" or trial.cause == "client_limited"
-
-
-def _diagnosis_of(trial: Trial) -> Diagnosis:
-    return Diagnosis(code=trial.cause or "unknown", message=trial.message or "", hint=trial.hint or "")
+def _diagnosis(start: Start) -> Diagnosis:
+    return Diagnosis(code=start.cause or "unknown", message=start.message or "", hint=start.hint or "")

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.command import chunktune
 from tuner.cli.studies import check_output, find_study
 from tuner.errors import UsageError
 
 REFERENCE = Path(__file__).parents[3] / "results" / "reference"
 WRITING = [["freeze", "--allow-simulated"], ["report"]]
-
-
-def chunktune(*words: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "tuner", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
 def study(folder: Path) -> Path:
@@ -46,16 +40,16 @@ def test_out_is_where_studies_are_and_o_what_is_written(tmp_path: Path, command:
     shutil.copytree(REFERENCE, tmp_path / "studies" / "reference")
     for named in ([], ["reference"]):
         done = chunktune(*command, *named, "--out", tmp_path / "studies", "-o", tmp_path / "made")
-        assert done.returncode == 0, done.stderr
+        assert done.code == 0, done.err
         assert (tmp_path / "made").stat().st_size > 0
 
 
 @pytest.mark.parametrize("command", WRITING, ids=lambda c: c[0])
 def test_no_folder_is_made_for_a_file(tmp_path: Path, command: list[str]) -> None:
     done = chunktune(*command, REFERENCE, "-o", tmp_path / "no" / "such" / "file")
-    assert done.returncode == 2
-    assert f"the folder {tmp_path / 'no' / 'such'} does not exist" in done.stderr
-    assert "mkdir -p" in done.stderr
+    assert done.code == 2
+    assert f"the folder {tmp_path / 'no' / 'such'} does not exist" in done.err
+    assert "mkdir -p" in done.err
     assert not (tmp_path / "no").exists()
 
 
@@ -70,11 +64,7 @@ def test_a_link_into_a_folder_that_is_gone_makes_none(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("command", ["freeze", "report"])
 def test_help_tells_both_apart(command: str) -> None:
-    from typer.testing import CliRunner
-
-    from tuner.cli.app import app
-
-    told = " ".join(CliRunner().invoke(app, [command, "--help"]).output.split())
+    told = " ".join(chunktune(command, "--help").out.split())
     assert "[STUDY_DIR]" in told
     assert "--out DIR The folder of all studies" in told
     assert "--output FILE The file to write" in told

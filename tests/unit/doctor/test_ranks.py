@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.unit.doctor.test_sense import profile
-from tuner.doctor.ranks import gpus_of_node, judge_pretended, judge_visible
+from tuner.doctor.ranks import judge_pretended, judge_visible
 from tuner.domain.profile import Profile, Space
 from tuner.profile import load_profile
 
@@ -19,24 +19,6 @@ def trying(**knobs: Any) -> Profile:
     return profile().model_copy(update={"space": Space.model_validate(knobs)})
 
 
-@pytest.mark.parametrize(
-    ("args", "wanted"),
-    [
-        ({}, 1),
-        ({"tensor_parallel_size": 4}, 4),
-        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 3}, 6),
-        ({"tensor_parallel_size": 2, "data_parallel_size": 4}, 8),
-        ({"tensor_parallel_size": 2, "data_parallel_size": 4, "data_parallel_size_local": 1}, 2),
-        ({"tensor_parallel_size": 2, "data_parallel_size": 4, "data_parallel_rank": 0}, 2),
-        ({"tensor_parallel_size": 8, "pipeline_parallel_size": 2, "nnodes": 2}, 8),
-        ({"tensor_parallel_size": 16, "distributed_executor_backend": "ray"}, None),
-    ],
-)
-def test_what_vllm_wants_of_its_node(args: dict[str, Any], wanted: int | None) -> None:
-    assert gpus_of_node(profile(args)) == wanted
-    assert judge_visible(profile(args), 16).status == "ok"
-
-
 def test_the_product_decides_and_is_shown() -> None:
     found = judge_visible(profile({"tensor_parallel_size": 2, "data_parallel_size": 2}), 3)
     assert found.status == "wrong"
@@ -44,7 +26,7 @@ def test_the_product_decides_and_is_shown() -> None:
 
 
 @pytest.mark.parametrize("sizes", [[1, 2], {"low": 1, "high": 2}])
-def test_candidates_count_too(sizes: object) -> None:
+def test_the_values_of_the_space_count_too(sizes: object) -> None:
     assert judge_pretended(trying(tensor_parallel_size=sizes), 1).status == "wrong"
     assert judge_visible(trying(tensor_parallel_size=sizes), 1).status == "wrong"
 

@@ -295,8 +295,8 @@ def test_a_setting_that_comes_up_under_way_is_written_with_its_start(tmp_path: P
     assert dict(ran.results.settings()) == {0: SMALL.setting, 1: LARGE.setting}
 
 
-def test_earlier_time_counts_into_what_the_design_sees(tmp_path: Path) -> None:
-    clock = FakeClock()
-    engines = FakeEngines(LEVELS, clock)
-    results = asyncio.run(run(CyclesOf([SMALL]), Store(tmp_path), engines.open, clock, Silent(), earlier_s=100.0))
-    assert results.elapsed_s == 100.0 + results.starts[0].time.total_s
+def test_the_time_of_earlier_runs_counts_into_what_the_design_sees(tmp_path: Path) -> None:
+    first = play(tmp_path, CyclesOf([SMALL], starts=1))
+    both = play(tmp_path, CyclesOf([SMALL], starts=2))
+    assert first.results.elapsed_s > 0
+    assert both.results.elapsed_s == first.results.elapsed_s + both.start.time.total_s

@@ -1,4 +1,4 @@
-"""The hierarchical spread: starts and rounds told apart, and a prior that gives way."""
+"""The hierarchical spread: starts and rounds separated, and a prior that is dropped."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import random
 import pytest
 
 from tuner.regress.spread import (
-    NIGHTS_TO_TELL,
+    RUNS_NEEDED,
     Group,
     Prior,
     estimate_spread,
     group_of,
-    night_variance,
+    run_variance,
     t_quantile,
     upper_tail,
 )
@@ -29,7 +29,7 @@ def drawn(rng: random.Random, starts: int, rounds: int, start_sd: float, round_s
     ]
 
 
-def test_starts_and_rounds_are_told_apart() -> None:
+def test_the_spread_of_starts_and_of_rounds_are_separated() -> None:
     group = group_of(drawn(random.Random(1), 4000, 3, 0.05, 0.02))
     assert group is not None
     spread = estimate_spread([group], NO_PRIOR)
@@ -47,7 +47,7 @@ def test_a_shift_between_occasions_is_no_spread() -> None:
     assert estimate_spread([then, now], NO_PRIOR).start_sd == pytest.approx(0.03, rel=0.25)
 
 
-def test_a_single_start_leaves_the_word_to_the_prior() -> None:
+def test_a_single_start_leaves_the_spread_to_the_prior() -> None:
     group = group_of([[100.0, 101.0, 99.0]])
     assert group is not None
     spread = estimate_spread([group, group], Prior())
@@ -55,7 +55,7 @@ def test_a_single_start_leaves_the_word_to_the_prior() -> None:
     assert spread.start_sd == pytest.approx(Prior().start_sd, rel=0.05)
 
 
-def test_the_prior_gives_way_to_starts_that_differ_far_more() -> None:
+def test_the_prior_is_dropped_for_starts_that_differ_far_more() -> None:
     group = group_of([[90.0], [115.0], [90.0], [115.0]])
     assert group is not None
     spread = estimate_spread([group], Prior())
@@ -96,34 +96,34 @@ def test_student() -> None:
     assert upper_tail(-1.0, 5) == pytest.approx(1 - upper_tail(1.0, 5))
 
 
-def nights(rng: random.Random, count: int, night_sd: float) -> list[Group]:
+def runs(rng: random.Random, count: int, run_sd: float) -> list[Group]:
     found = []
     for _ in range(count):
-        factor = math.exp(rng.gauss(0, night_sd))
+        factor = math.exp(rng.gauss(0, run_sd))
         group = group_of([[v * factor for v in start] for start in drawn(rng, 3, 3, 0.01, 0.01)])
         assert group is not None
         found.append(group)
     return found
 
 
-def test_nights_that_differ_among_themselves_are_noticed() -> None:
-    groups = nights(random.Random(3), 40, 0.05)
-    assert math.sqrt(night_variance(groups, estimate_spread(groups, NO_PRIOR))) == pytest.approx(0.05, rel=0.3)
+def test_runs_that_differ_among_themselves_are_noticed() -> None:
+    groups = runs(random.Random(3), 40, 0.05)
+    assert math.sqrt(run_variance(groups, estimate_spread(groups, NO_PRIOR))) == pytest.approx(0.05, rel=0.3)
 
 
-def test_nights_that_do_not_differ_cost_nothing() -> None:
-    groups = nights(random.Random(4), 40, 0.0)
-    assert night_variance(groups, estimate_spread(groups, NO_PRIOR)) == 0.0
+def test_runs_that_do_not_differ_cost_nothing() -> None:
+    groups = runs(random.Random(4), 40, 0.0)
+    assert run_variance(groups, estimate_spread(groups, NO_PRIOR)) == 0.0
 
 
-def test_a_few_nights_cannot_tell() -> None:
-    groups = nights(random.Random(5), NIGHTS_TO_TELL - 1, 0.2)
-    assert night_variance(groups, estimate_spread(groups, NO_PRIOR)) == 0.0
+def test_a_few_runs_cannot_tell() -> None:
+    groups = runs(random.Random(5), RUNS_NEEDED - 1, 0.2)
+    assert run_variance(groups, estimate_spread(groups, NO_PRIOR)) == 0.0
 
 
-def test_differing_nights_widen_a_comparison() -> None:
-    groups = nights(random.Random(6), 20, 0.05)
+def test_differing_runs_widen_a_comparison() -> None:
+    groups = runs(random.Random(6), 20, 0.05)
     spread = estimate_spread(groups, NO_PRIOR)
-    wider = dataclasses.replace(spread, night_var=night_variance(groups, spread))
+    wider = dataclasses.replace(spread, run_var=run_variance(groups, spread))
     assert wider.difference_sd(groups[0], groups[1]) > 2 * spread.difference_sd(groups[0], groups[1])
     assert wider.difference_sd(groups[0], groups[1], 2) < wider.difference_sd(groups[0], groups[1])

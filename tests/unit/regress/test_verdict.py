@@ -1,4 +1,4 @@
-"""The verdict's two gates, its looks, and what must not change it."""
+"""The verdict's two conditions, its stages, and what must not change it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from hypothesis import strategies as st
 
 from tuner.regress.verdict import (
     Evidence,
-    NightVerdict,
+    Judgement,
     Rules,
-    explained_by_control,
+    contrast_of,
+    explained_by_stock,
+    judge,
     judge_metric,
-    judge_night,
     overall,
-    starts_by_look,
+    starts_by_stage,
 )
 
 TTFT, RATE = "ttft_ms.p90", "request_throughput"
@@ -25,20 +26,19 @@ def scaled(factor: float, starts: list[list[float]] = STEADY) -> list[list[float
     return [[v * factor for v in start] for start in starts]
 
 
-def night(
-    factors: dict[str, float], *, look: int = 3, rules: Rules | None = None, last_night: float | None = None
-) -> NightVerdict:
+def run(
+    factors: dict[str, float], *, stage: int = 3, rules: Rules | None = None, last_run: float | None = None
+) -> Judgement:
     evidence = {
-        name: Evidence(STEADY, scaled(factor), scaled(last_night) if last_night else ())
-        for name, factor in factors.items()
+        name: Evidence(STEADY, scaled(factor), scaled(last_run) if last_run else ()) for name, factor in factors.items()
     }
-    return judge_night(evidence, (TTFT, RATE), rules or Rules(), look=look)
+    return judge(evidence, (TTFT, RATE), rules or Rules(), stage=stage)
 
 
 def test_the_same_again_is_ok() -> None:
-    verdict = night({TTFT: 1.0, RATE: 1.0})
+    verdict = run({TTFT: 1.0, RATE: 1.0})
     assert verdict.verdict == "ok"
-    assert not verdict.look_again
+    assert not verdict.more_wanted
 
 
 @pytest.mark.parametrize(
@@ -52,36 +52,36 @@ def test_the_same_again_is_ok() -> None:
     ],
 )
 def test_each_metric_has_its_bad_direction(factors: dict[str, float], word: str) -> None:
-    assert night(factors).verdict == word
+    assert run(factors).verdict == word
 
 
-def test_an_alarm_needs_a_second_look_at_fresh_starts() -> None:
-    first = night({TTFT: 1.5, RATE: 1.0}, look=1)
+def test_an_alarm_needs_a_second_stage_of_fresh_starts() -> None:
+    first = run({TTFT: 1.5, RATE: 1.0}, stage=1)
     assert first.verdict == "ok"
-    assert first.look_again
-    assert night({TTFT: 1.5, RATE: 1.0}, look=2).verdict == "regressed"
+    assert first.more_wanted
+    assert run({TTFT: 1.5, RATE: 1.0}, stage=2).verdict == "regressed"
 
 
-def test_where_only_one_look_is_allowed_it_may_alarm() -> None:
-    assert night({TTFT: 1.5, RATE: 1.0}, look=1, rules=Rules(looks=1)).verdict == "regressed"
+def test_where_only_one_stage_is_allowed_it_may_alarm() -> None:
+    assert run({TTFT: 1.5, RATE: 1.0}, stage=1, rules=Rules(stages=1)).verdict == "regressed"
 
 
-def test_a_calm_first_look_ends_the_night() -> None:
-    assert not night({TTFT: 1.0, RATE: 1.0}, look=1).look_again
+def test_a_first_stage_without_a_suspicion_ends_the_run() -> None:
+    assert not run({TTFT: 1.0, RATE: 1.0}, stage=1).more_wanted
 
 
-def test_looks_are_bounded() -> None:
-    assert not night({TTFT: 1.035, RATE: 1.0}, look=3).look_again
+def test_stages_are_bounded() -> None:
+    assert not run({TTFT: 1.035, RATE: 1.0}, stage=3).more_wanted
 
 
-def test_starts_of_a_look() -> None:
-    assert [starts_by_look(3, n) for n in (1, 2, 3)] == [3, 6, 9]
-    assert [starts_by_look(1, n) for n in (1, 2, 3)] == [1, 3, 5]
+def test_starts_of_a_stage() -> None:
+    assert [starts_by_stage(3, n) for n in (0, 1, 2, 3)] == [0, 3, 6, 9]
+    assert [starts_by_stage(1, n) for n in (1, 2, 3)] == [1, 3, 5]
 
 
 def test_significant_but_within_the_tolerance_is_ok() -> None:
-    baseline = [[100.0 + i % 3 * 0.01] * 3 for i in range(200)]
-    evidence = Evidence(baseline, scaled(1.005, baseline))
+    then = [[100.0 + i % 3 * 0.01] * 3 for i in range(200)]
+    evidence = Evidence(then, scaled(1.005, then))
     assert judge_metric(TTFT, evidence, Rules(tolerance=0.02)).verdict == "ok"
     assert judge_metric(TTFT, evidence, Rules(tolerance=0.001)).verdict == "regressed"
 
@@ -94,15 +94,15 @@ def test_beyond_the_tolerance_but_not_significant_is_no_regression() -> None:
 
 
 def test_a_given_tolerance_takes_the_place_of_the_measured_one() -> None:
-    assert night({TTFT: 1.2, RATE: 1.0}, rules=Rules(tolerance=0.3)).verdict == "ok"
-    assert night({TTFT: 1.2, RATE: 1.0}, rules=Rules(tolerance=0.05)).verdict == "regressed"
+    assert run({TTFT: 1.2, RATE: 1.0}, rules=Rules(tolerance=0.3)).verdict == "ok"
+    assert run({TTFT: 1.2, RATE: 1.0}, rules=Rules(tolerance=0.05)).verdict == "regressed"
 
 
 def test_starts_that_differ_by_themselves_do_not_alarm() -> None:
-    """Speed chosen per process, 0.9 or 1.15: the change of a single night is no news."""
-    baseline = [[90.0, 91.0], [115.0, 114.0], [90.0, 89.0]]
-    tonight = [[115.0, 116.0], [115.0, 114.0], [90.0, 91.0]]
-    assert judge_metric(TTFT, Evidence(baseline, tonight), Rules()).verdict == "ok"
+    """Speed chosen per process, 0.9 or 1.15: the change of a single run is within that."""
+    then = [[90.0, 91.0], [115.0, 114.0], [90.0, 89.0]]
+    now = [[115.0, 116.0], [115.0, 114.0], [90.0, 91.0]]
+    assert judge_metric(TTFT, Evidence(then, now), Rules()).verdict == "ok"
 
 
 def test_doubt_at_the_end_is_inconclusive_and_says_so() -> None:
@@ -112,24 +112,24 @@ def test_doubt_at_the_end_is_inconclusive_and_says_so() -> None:
     assert judged.reason
 
 
-def test_two_doubtful_nights_make_an_alarm() -> None:
+def test_two_doubtful_runs_make_an_alarm() -> None:
     three = STEADY[:3]
     alone = Evidence(three, scaled(1.06, three))
     both = Evidence(three, scaled(1.06, three), scaled(1.08, three))
     assert judge_metric(TTFT, alone, Rules(), share=2).verdict == "inconclusive"
     judged = judge_metric(TTFT, both, Rules(), share=2)
     assert judged.verdict == "regressed"
-    assert judged.with_last_night
+    assert judged.with_last_run
 
 
-def test_a_bad_last_night_does_not_condemn_a_good_one() -> None:
+def test_a_bad_last_run_does_not_condemn_a_good_one() -> None:
     three = STEADY[:3]
     assert judge_metric(TTFT, Evidence(three, three, scaled(1.3, three)), Rules()).verdict == "ok"
 
 
-def test_calm_nights_tell_the_spread_and_never_the_level() -> None:
-    slow_nights = [scaled(1.5) for _ in range(10)]
-    judged = judge_metric(TTFT, Evidence(STEADY, scaled(1.5), calm_nights=slow_nights), Rules())
+def test_earlier_runs_tell_the_spread_and_never_the_level() -> None:
+    slow_runs = [scaled(1.5) for _ in range(10)]
+    judged = judge_metric(TTFT, Evidence(STEADY, scaled(1.5), earlier=slow_runs), Rules())
     assert judged.verdict == "regressed"
     assert judged.change == pytest.approx(0.5)
 
@@ -150,10 +150,10 @@ def test_other_metrics_are_shown_and_decide_nothing() -> None:
         RATE: Evidence(STEADY, STEADY),
         "itl_ms.p99": Evidence(STEADY, scaled(2.0)),
     }
-    verdict = judge_night(evidence, (TTFT, RATE), Rules(), look=3)
+    verdict = judge(evidence, (TTFT, RATE), Rules(), stage=3)
     assert verdict.metrics["itl_ms.p99"].verdict == "regressed"
     assert verdict.verdict == "ok"
-    assert not verdict.look_again
+    assert not verdict.more_wanted
 
 
 def test_the_gravest_word_wins() -> None:
@@ -163,16 +163,53 @@ def test_the_gravest_word_wins() -> None:
     assert overall([]) == "ok"
 
 
-def test_a_machine_that_slowed_everything_a_little_explains_it() -> None:
+def test_a_machine_that_slowed_everything_a_little_explains_the_change() -> None:
     frozen = Evidence(STEADY, scaled(1.08))
-    assert explained_by_control(frozen, Evidence(STEADY, scaled(1.08)), TTFT, Rules())
-    assert not explained_by_control(frozen, Evidence(STEADY, STEADY), TTFT, Rules())
-    assert not explained_by_control(Evidence(STEADY, scaled(1.6)), Evidence(STEADY, scaled(1.08)), TTFT, Rules())
+    assert explained_by_stock(frozen, Evidence(STEADY, scaled(1.08)), TTFT, Rules())
+    assert not explained_by_stock(frozen, Evidence(STEADY, STEADY), TTFT, Rules())
+    assert not explained_by_stock(Evidence(STEADY, scaled(1.6)), Evidence(STEADY, scaled(1.08)), TTFT, Rules())
 
 
 def test_a_machine_that_is_far_slower_is_no_excuse() -> None:
     both = Evidence(STEADY, scaled(1.5))
-    assert not explained_by_control(both, both, TTFT, Rules())
+    assert not explained_by_stock(both, both, TTFT, Rules())
+
+
+def test_stock_of_which_a_value_is_zero_explains_nothing() -> None:
+    assert not explained_by_stock(Evidence(STEADY, scaled(1.08)), Evidence(STEADY, [[0.0]]), TTFT, Rules())
+
+
+def test_the_contrast_of_two_settings_is_relative_and_has_an_interval() -> None:
+    contrast = contrast_of(TTFT, STEADY, scaled(0.8), Rules())
+    assert contrast is not None
+    assert contrast.ci95 is not None
+    assert contrast.change == pytest.approx(-0.2)
+    assert contrast.ci95[0] < -0.2 < contrast.ci95[1] < 0
+    assert contrast_of(TTFT, [], STEADY, Rules()) is None
+    assert contrast_of(TTFT, [[0.0]], STEADY, Rules()) is None
+
+
+WILD = [[60.0, 100.0, 150.0], [110.0, 70.0, 130.0], [90.0, 160.0, 75.0]]
+
+
+def test_pairs_see_a_difference_that_starts_and_cycles_would_hide() -> None:
+    paired = judge_metric(TTFT, Evidence(WILD, scaled(1.1, WILD), paired=True), Rules())
+    apart = judge_metric(TTFT, Evidence(WILD, scaled(1.1, WILD)), Rules())
+    assert (paired.verdict, apart.verdict) == ("regressed", "ok")
+    assert paired.change == pytest.approx(0.1)
+    assert paired.ci95 is not None
+    assert paired.ci95[0] > 0.05
+    assert judge_metric(RATE, Evidence(WILD, scaled(1.1, WILD), paired=True), Rules()).verdict == "improved"
+
+
+def test_pairs_of_one_start_are_independent_pieces_where_there_are_no_others() -> None:
+    then, now = [WILD[0] * 3], [[1.06 * v for v in WILD[0] * 3]]
+    one_start = judge_metric(TTFT, Evidence(then, now, paired=True), Rules(pair_start_sd=0.0))
+    a_start = judge_metric(TTFT, Evidence(then, now, paired=True), Rules())
+    assert one_start.ci95 is not None
+    assert a_start.ci95 is not None
+    assert one_start.ci95[0] > a_start.ci95[0]
+    assert judge_metric(TTFT, Evidence([[1.0]], [[1.5]], paired=True), Rules(pair_start_sd=0.0)).change is not None
 
 
 VALUES = st.lists(st.lists(st.floats(min_value=20, max_value=200), min_size=1, max_size=3), min_size=2, max_size=5)

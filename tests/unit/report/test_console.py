@@ -8,7 +8,6 @@ import pytest
 from rich.console import Console
 
 from tests.fakes import studies
-from tuner.domain.experiment import TableRow
 from tuner.report.console import closing_table
 from tuner.report.data import ReportData
 
@@ -16,15 +15,13 @@ from tuner.report.data import ReportData
 def shown(data: ReportData, width: int, *, color: bool = False) -> str:
     out = io.StringIO()
     console = Console(file=out, width=width, force_terminal=color, color_system="truecolor" if color else None)
-    console.print(closing_table(data.summary, data.study, data.trials))
+    console.print(closing_table(data.summary, data.study))
     return out.getvalue()
 
 
 @pytest.mark.parametrize("kind", studies.ALL)
 @pytest.mark.parametrize("width", [60, 80, 118, 160])
 def test_every_study_fits_every_width(kind: str, width: int) -> None:
-    if kind == "thousand" and width != 80:
-        pytest.skip("one width is enough for a thousand rows")
     text = shown(studies.ALL[kind](), width)
     assert max(len(line) for line in text.splitlines()) <= width
 
@@ -32,56 +29,45 @@ def test_every_study_fits_every_width(kind: str, width: int) -> None:
 def test_narrow_keeps_every_figure_whole() -> None:
     text = shown(studies.normal(), 60)
     row = next(line for line in text.splitlines() if line.startswith("*"))
-    assert row.split()[1] == "8192"
+    assert row.split()[1] == "2048"
     assert "95.8" in row
     assert row.split()[-1] == "71.1"
     assert "…" not in text
 
 
-def test_wide_marks_winner_baseline_and_broken_limits() -> None:
-    lines = shown(studies.normal(), 140).splitlines()
-    assert any("winner" in line and "8192" in line for line in lines)
-    assert any("ttft_ms.p99 <= 280" in line and " 64 " in line for line in lines)
-    assert any("reference" in line and "no_chunking" in line for line in lines)
+def test_wide_marks_winner_stock_and_broken_limits() -> None:
+    lines = shown(studies.normal(), 160).splitlines()
+    assert any(line.startswith("*") and "winner" in line and " 2048 " in line for line in lines)
+    assert any(line.startswith("!") and "breaks ttft_ms.p99 <= 280" in line and " 64 " in line for line in lines)
+    assert any(line.startswith("s ") and "stock (8192)" in line for line in lines)
+    assert any("2048+" in line and "max_cached_blocks 128, min_reuse_ratio 0.8" in line for line in lines)
 
 
-@pytest.mark.parametrize(("width", "titles"), [(80, ["obj. 1", "obj. 2"]), (140, ["obj. 1", "obj. 2"])])
-def test_what_is_optimized_has_a_column(width: int, titles: list[str]) -> None:
-    data = studies.class_objective()
-    text = shown(data, width)
-    head = next(line for line in text.splitlines() if "chunk" in line)
-    assert [title for title in titles if title in head] == titles
-    row = next(line for line in text.splitlines() if line.lstrip().startswith("*"))
-    winner = next(t for t in data.trials if t.number == data.summary.best)
-    assert winner.median is not None
-    throughput = winner.median.output_token_throughput
-    assert f"{winner.median.groups['short'].p90:.0f}" in row.split()
-    assert f"{throughput:.0f} tok/s" in row
-    assert "obj. 1: TTFT of short P90 obj. 2: output throughput" in " ".join(text.split())
-
-
-def test_a_row_that_breaks_a_limit_is_marked_at_every_width() -> None:
-    data = studies.normal()
-    stock = next(row.trial for row in data.summary.table if row.label == "stock")
-    trials = [
-        t.model_copy(update={"violations": ["itl_ms.p99 <= 1: 36"]}) if t.number == stock else t for t in data.trials
-    ]
-    broken = replace(data, trials=trials)
-    for width in (60, 140):
-        text = shown(broken, width)
-        assert any(line.lstrip().startswith("b!") for line in text.splitlines())
-        assert any(line.lstrip().startswith("!") and " 64 " in line for line in text.splitlines())
-        assert "! breaks a limit" in " ".join(text.split())
-    assert "baseline, outside itl_ms.p99 <= 1" in shown(broken, 160)
+def test_stock_as_the_winner_has_both_marks() -> None:
+    assert any(line.startswith("*s ") and "stock" in line for line in shown(studies.stock_wins(), 80).splitlines())
 
 
 def test_the_legend_explains_no_mark_that_is_not_there() -> None:
-    data = studies.one_trial()
-    row = TableRow(max_num_batched_tokens=512, trial=0, ttft_p90_ms=80.0)
-    summary = data.summary.model_copy(update={"table": [row], "baseline": 7})
-    legend = shown(replace(data, summary=summary), 100)
-    assert "baseline" not in legend
-    assert "winner" not in legend.replace("No winner yet", "")
+    assert "* winner  s stock  ! breaks a limit  + other knobs too" in shown(studies.normal(), 160)
+    legend = shown(studies.unfinished(), 100)
+    assert "s stock" in legend
+    assert not re.search("winner|breaks|other knobs", legend)
+
+
+@pytest.mark.parametrize("width", [80, 140])
+def test_what_is_optimized_has_a_column(width: int) -> None:
+    data = studies.class_objective()
+    text = shown(data, width)
+    head = next(line for line in text.splitlines() if "chunk" in line)
+    assert "obj. 1" in head
+    assert "obj. 2" in head
+    row = next(line for line in text.splitlines() if line.lstrip().startswith("*"))
+    winner = data.compared
+    assert winner is not None
+    assert winner.median is not None
+    assert f"{winner.median.groups['short'].p90:.0f}" in row.split()
+    assert f"{winner.median.output_token_throughput:.0f} tok/s" in row
+    assert "obj. 1: TTFT of short P90 obj. 2: output throughput" in " ".join(text.split())
 
 
 def test_one_objective_is_called_that_and_a_usual_one_has_its_own_column() -> None:
@@ -92,23 +78,27 @@ def test_one_objective_is_called_that_and_a_usual_one_has_its_own_column() -> No
     assert "objective" not in shown(studies.normal(), 140)
 
 
-def test_the_answer_is_one_sentence_with_its_interval() -> None:
-    text = " ".join(shown(studies.normal(), 200).split())
-    assert "Take chunk 8192: TTFT P90 of " in text
-    assert "lower than the stock configuration's" in text
-    assert "95 % interval −" in text
+@pytest.mark.parametrize("kind", ["normal", "stock_wins", "failures_only", "unfinished"])
+def test_the_sentence_of_the_summary_is_the_answer(kind: str) -> None:
+    data = studies.ALL[kind]()
+    assert f"{data.summary.sentence}." in " ".join(shown(data, 400).split())
+
+
+def test_what_could_not_run_is_named_with_its_cause_then_advice_and_time() -> None:
+    lines = shown(studies.normal(), 200).splitlines()
+    assert lines[-4:] == [
+        "Cannot run: chunk 32 (chunk_below_max_num_seqs)",
+        "Cannot run: chunk 16384 (no_memory_for_kv)",
+        "Note: NVML memory does not tell these settings apart: vLLM preallocates its KV pool.",
+        "25 min 00 s: 6 engine starts 11 min 30 s, load 12 min 00 s, overhead 1 min 30 s. "
+        "Settings: 7 measured, 4 eliminated, 2 cannot run.",
+    ]
+    assert "Failed: chunk 128; chunk 256; chunk 512 (gated_model)" in shown(studies.failures_only(), 200)
 
 
 def test_simulated_is_said_and_only_then() -> None:
     assert shown(studies.simulated(), 100).count("SIMULATED") >= 2
     assert "SIMULATED" not in shown(studies.normal(), 100)
-
-
-def test_failures_are_grouped_by_cause_with_the_mend() -> None:
-    text = " ".join(shown(studies.failures_only(), 200).split())
-    assert "3 x gated_model (trials 0, 1, 2)" in text
-    assert "Set HF_TOKEN." in text
-    assert "No answer: none of 4 trials could be measured" in text
 
 
 def test_missing_numbers_are_dashes() -> None:
@@ -129,7 +119,7 @@ def test_no_color_means_no_colour_codes(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_markup_in_names_is_text() -> None:
-    data = studies.normal(model="m")
-    trials = [t.model_copy(update={"label": "[bold red]x[/]"}) if t.number == 14 else t for t in data.trials]
-    summary = studies.summary_of(data.study, trials, 14)
-    assert "[bold red]x[/]" in shown(ReportData(data.study, summary, trials), 100)
+    data = studies.normal()
+    table = [r.model_copy(update={"label": "[bold red]x[/]"}) if r.winner else r for r in data.summary.table]
+    marked = replace(data, summary=data.summary.model_copy(update={"table": table}))
+    assert "[bold red]x[/]" in shown(marked, 140)

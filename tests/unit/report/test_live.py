@@ -4,218 +4,214 @@ import io
 import re
 
 import pytest
-from rich.console import Console, Group
+from rich.console import Console
 
 from tests.fakes import studies
 from tuner.clock import FakeClock
+from tuner.domain.experiment import Purpose, Results, Round, SettingId, Start
+from tuner.domain.setting import CHUNK_KNOB, STOCK, Setting
 from tuner.errors import Interrupted
+from tuner.experiment.design import Named, StartPlan, Step
 from tuner.report.live import SweepView
-from tuner.report.pace import share_done, step_left_s, time_left_s
+
+NAMED = [Named("stock", STOCK), *(Named(n, Setting(knobs={CHUNK_KNOB: 256 << n})) for n in range(3))]
+CYCLES: list[list[SettingId]] = [["stock", 0, 1, 2], ["stock", 0, 1, 2], ["stock", 0, 1]]
+"""Setting 2, chunk 1024, is left out of the third cycle."""
 
 
-def plain_view(clock: FakeClock, *, quiet: bool = False) -> tuple[SweepView, io.StringIO]:
+def plan(*names: SettingId, purpose: Purpose = "search", label: str = "search") -> StartPlan:
+    settings = tuple(n for n in NAMED if n.id in names)
+    return StartPlan(purpose, label, {}, settings, live=True)
+
+
+def named(name: SettingId) -> Named:
+    return next(n for n in NAMED if n.id == name)
+
+
+def row(name: SettingId, cycle: int, position: int = 0, p90: float = 100.0) -> Round:
+    measured = studies.measurement(p90)
+    return Round(
+        start=1, round=1, cycle=cycle, position=position, setting=name, state="kept", load_s=5, measurement=measured
+    )
+
+
+def measure(view: SweepView, clock: FakeClock, start: Start, cycles: list[list[SettingId]] = CYCLES) -> None:
+    """A start of 48 s, then its cycles at five seconds a round."""
+    clock.advance(48)
+    view.start_ready(start)
+    for cycle, names in enumerate(cycles):
+        for position, name in enumerate(names):
+            view.round_began(start, Step(named(name), cycle, position), 1)
+            view.round_progress(100, 232)
+            clock.advance(5)
+            view.round_ended(row(name, cycle, position, 100.0 + cycle), named(name))
+
+
+def view_on(width: int = 100, *, terminal: bool, quiet: bool = False) -> tuple[SweepView, io.StringIO, FakeClock]:
+    out, clock = io.StringIO(), FakeClock()
+    console = Console(file=out, width=width, height=40, force_terminal=terminal, color_system=None)
+    return SweepView(console, quiet=quiet, clock=clock), out, clock
+
+
+def screen(view: SweepView, width: int = 100) -> str:
     out = io.StringIO()
-    return SweepView(Console(file=out, width=200), quiet=quiet, clock=clock), out
-
-
-def run_two_trials(view: SweepView, clock: FakeClock) -> None:
-    view.study_started(4)
-    for number in range(2):
-        view.trial_started(number, "stock")
-        view.stage("starting the engine")
-        clock.advance(48)
-        view.stage("round 1 of 3")
-        for done in (100, 232):
-            clock.advance(10)
-            view.round_progress(done, 232)
-        view.trial_finished(studies.trial(number, {}, 142.0, role="baseline", label="stock"))
+    Console(file=out, width=width).print(view.screen())
+    return out.getvalue()
 
 
 def test_without_a_terminal_every_event_is_one_line() -> None:
-    clock = FakeClock()
-    view, out = plain_view(clock)
-    run_two_trials(view, clock)
-    view.message("two trials done")
+    view, out, clock = view_on(200, terminal=False)
+    view.expected(5, 600.0)
+    view.start_began(1, plan("stock", 0, 1, 2))
+    measure(view, clock, studies.start(1))
+    view.stage("stopping the engine")
+    view.start_ended(studies.start(1))
+    view.message("the search is done")
     view.close()
     view.close()
     lines = out.getvalue().splitlines()
-    assert lines[0] == "study: 4 trials"
-    assert lines[1] == "[1/4] trial 0, stock: started"
-    assert "  starting the engine" in lines
-    assert "  round 1 of 3: 232 requests in 20 s" in lines
-    assert any(
-        line.startswith("[2/4] trial 1, stock: TTFT P90 1") and line.endswith("3 min 00 s left") for line in lines
-    )
-    assert lines[-1] == "two trials done"
+    assert lines[:4] == [
+        "expected: 5 starts, about 10 min 00 s",
+        "start 1, search with 4 settings",
+        "  ready after 1 min 50 s",
+        "  cycle 1, stock: TTFT P90 100 ms in 5 s",
+    ]
+    assert len(lines) == 3 + 11 + 3
+    assert lines[-3:] == [
+        "  stopping the engine",
+        "start 1, search: completed after 4 min 00 s, about 8 min 17 s left",
+        "the search is done",
+    ]
     assert "\x1b" not in out.getvalue()
 
 
-def test_what_is_no_trial_is_counted_by_its_own_word_and_grows_with_a_reason() -> None:
-    clock = FakeClock()
-    view, out = plain_view(clock)
-    view.study_started(1, kind="night", unit="start")
-    for number in range(1, 4):
-        view.trial_started(number, f"start {number}, frozen")
-        clock.advance(60)
-        view.trial_finished(studies.trial(number, {}, 142.0, label=f"start {number}, frozen"))
-        if number == 1:
-            view.replanned(3, "a suspicion: 2 more starts")
-    lines = out.getvalue().splitlines()
-    assert lines[:2] == ["night: 1 start", "[1/1] start 1, frozen: started"]
-    assert lines[3:5] == ["a suspicion: 2 more starts", "[2/3] start 2, frozen: started"]
-    assert lines[5].startswith("[2/3] start 2, frozen: TTFT P90 1")
-    assert lines[5].endswith("1 min 30 s left")
-    assert "trial" not in out.getvalue()
-
-
-def test_starts_on_a_terminal_do_not_compete() -> None:
-    clock = FakeClock()
-    view = SweepView(Console(file=io.StringIO(), width=100, force_terminal=True, color_system=None), clock=clock)
-    screen = io.StringIO()
+def test_a_terminal_shows_settings_the_running_round_and_the_time_left() -> None:
+    view, _, clock = view_on(terminal=True)
     with view:
-        view.study_started(2, kind="night", unit="start")
+        view.expected(4, 500.0, "4 starts, as assumed")
+        view.start_began(1, plan("stock", 0, 1, 2))
+        measure(view, clock, studies.start(1), CYCLES[:2])
+        view.expected(5, 600.0, "5 starts, as measured so far")
+        view.round_began(studies.start(1), Step(named(1), 2, 0), 2)
         view.stage("warming up")
-        Console(file=screen, width=100).print(view._screen())
-        view.trial_finished(studies.trial(1, {}, 142.0, label="start 1, frozen"))
-        Console(file=screen, width=100).print(view._screen())
-    text = screen.getvalue()
-    assert "warming up" in text
-    assert "1 of 2 starts" in text
-    assert "start 1, frozen" in text
-    assert "trial" not in text
-    assert "best so far" not in text
+        view.round_progress(64, 64)
+        assert "start 1, search: warming up" in screen(view)
+        view.round_progress(58, 232)
+        text = screen(view)
+    assert re.search(r"^ *2 +chunk 1024 +2 +10\d ms", text, re.MULTILINE)
+    assert "start 1, search: cycle 3, round 1, chunk 512, attempt 2" in text
+    assert "58/232 requests" in text
+    assert "5 starts, as measured so far" in text
+    assert "as assumed" not in text
+    assert "0 starts of about 5 done" in text
+    assert "about 8 min 32 s left" in text
+
+
+def test_a_setting_left_out_of_a_whole_cycle_moves_down_and_says_so() -> None:
+    view, _, clock = view_on(terminal=True)
+    with view:
+        view.start_began(1, plan("stock", 0, 1, 2))
+        measure(view, clock, studies.start(1))
+        assert "left out" not in screen(view), "its turn in this cycle may still come"
+        view.round_began(studies.start(1), Step(named("stock"), 3, 0), 1)
+        assert re.findall(r"^ *(\w+) +.*left out", screen(view), re.MULTILINE) == ["2"]
+        view.start_began(2, plan("stock", 1, purpose="final", label="final 1 of 3"))
+        assert re.findall(r"^ *(\w+) +.*left out", screen(view), re.MULTILINE) == ["0", "2"]
+
+
+def test_starts_of_one_setting_each_eliminate_nobody() -> None:
+    view, _, _ = view_on(terminal=True)
+    single = studies.start(1, "single")
+    with view:
+        for cycle, name in enumerate(("stock", 0, 1)):
+            view.start_began(cycle + 1, plan(name, purpose="single"))
+            view.round_began(single, Step(named(name), cycle, 0), 1)
+            view.round_ended(row(name, cycle), named(name))
+            view.start_ended(single)
+        assert "left out" not in screen(view)
+        assert "3 starts done" in screen(view)
 
 
 def test_quiet_keeps_failures_and_warnings() -> None:
-    clock = FakeClock()
-    view, out = plain_view(clock, quiet=True)
-    run_two_trials(view, clock)
+    view, out, clock = view_on(terminal=True, quiet=True)
+    view.expected(5, None, "about 5 starts")
+    view.start_began(1, plan("stock"))
+    measure(view, clock, studies.start(1), [["stock"]])
+    view.start_ended(studies.start(1))
     view.message("as it should be", routine=True)
     assert out.getvalue() == ""
     view.message("a warning")
-    view.trial_finished(studies.failed(2, 16, "port_in_use", "somebody listens there"))
-    assert [line.split(",")[0] for line in out.getvalue().splitlines()] == ["a warning", "[3/4] trial 2"]
+    view.start_began(2, plan(0, label="chunk 256"))
+    view.start_ended(studies.failed(2, NAMED[1], "engine_failed", "port_in_use", "it is taken", "Free it."))
+    assert out.getvalue().splitlines() == [
+        "a warning",
+        "start 2, chunk 256: engine failed after 31 s: port_in_use: it is taken. Free it.",
+    ]
 
 
-def test_one_trial_is_one_trial() -> None:
-    view, out = plain_view(FakeClock())
-    view.study_started(1)
-    assert out.getvalue() == "study: 1 trial\n"
+def test_a_discarded_round_is_told_and_not_counted() -> None:
+    view, out, _ = view_on(200, terminal=False)
+    view.round_ended(studies.discarded(row(0, 0), "the prefix was cached"), named(0))
+    view.round_ended(row(0, 0), named(0))
+    assert "cycle 1, chunk 256: round discarded: the prefix was cached" in out.getvalue()
+    assert re.search(r"0 +chunk 256 +1 +100 ms", screen(view))
 
 
-def test_a_continued_study_counts_on_and_shows_what_was_measured() -> None:
-    clock = FakeClock()
-    earlier = [studies.trial(0, {}, 142.0, role="baseline", label="stock")]
-    view, out = plain_view(clock)
-    view.study_started(4, earlier)
-    view.trial_started(2, "chunk 512")
-    view.replanned(3)
-    view.trial_finished(studies.trial(2, {}, 150.0, label="chunk 512"))
-    lines = out.getvalue().splitlines()
-    assert lines[:3] == ["study: 4 trials", "continuing: 1 trial measured earlier", "[2/4] trial 2, chunk 512: started"]
-    assert lines[3].startswith("[2/3] trial 2, chunk 512: TTFT P90")
-    assert "left" in lines[3], "an earlier trial tells how long one takes"
-    screen = io.StringIO()
-    Console(file=screen, width=100).print(view._screen())
-    assert re.search(r"0 +stock +\S+ ms +best so far", screen.getvalue())
-
-
-@pytest.mark.parametrize(
-    ("violation", "said"),
-    [
-        ("ttft_ms.p90 <= 100: 142.3", "outside ttft_ms.p90 <= 100 (142 ms)"),
-        ("ttft_ms.p90 <= 142: 142.3", "outside ttft_ms.p90 <= 142 (142.3 ms)"),
-        ("goodput >= 3: not measured (no limit)", "outside goodput >= 3 (not measured (no limit))"),
-    ],
-)
-def test_a_violation_has_its_value_in_its_unit(violation: str, said: str) -> None:
-    view, out = plain_view(FakeClock())
-    found = studies.trial(0, {}, 142.3, label="stock")
-    assert found.median is not None
-    assert found.median.ttft_ms is not None
-    latency = found.median.ttft_ms.model_copy(update={"p90": 142.3})
-    median = found.median.model_copy(update={"ttft_ms": latency, "goodput": None})
-    view.study_started(1)
-    view.trial_finished(found.model_copy(update={"median": median, "violations": [violation]}))
-    assert said in out.getvalue()
-
-
-def test_a_failed_trial_says_why() -> None:
-    clock = FakeClock()
-    view, out = plain_view(clock)
-    view.study_started(1)
-    view.trial_started(0, "chunk 16")
-    view.trial_finished(studies.failed(0, 16, "invalid_combination", "16 is below 128"))
-    assert "engine failed: invalid_combination: 16 is below 128" in out.getvalue()
-
-
-def test_a_terminal_shows_bar_forecast_and_best() -> None:
-    clock = FakeClock()
-    out = io.StringIO()
-    view = SweepView(Console(file=out, width=100, force_terminal=True, color_system=None), clock=clock)
-    with view:
-        run_two_trials(view, clock)
-        view.trial_started(2, "chunk 512")
-        view.stage("starting the engine")
-        clock.advance(24)
-        screen = io.StringIO()
-        Console(file=screen, width=100).print(view._screen())
-    text = screen.getvalue()
-    assert "2 of 4 trials" in text
-    assert "about 2 min 36 s left" in text
-    assert "trial 2, chunk 512: starting the engine" in text
-    assert "24 s, about 24 s left" in text
-    assert text.count("best so far") == 1
+def test_a_continued_study_shows_what_was_measured() -> None:
+    view, _, _ = view_on(terminal=False)
+    earlier = studies.start(1, "search", {n.id: n.setting for n in NAMED[:2]})
+    view.resumed(Results([earlier], [row("stock", 0), row(0, 0), row("stock", 1)]))
+    assert re.search(r"stock +stock +2 +100 ms", screen(view))
 
 
 @pytest.mark.parametrize("width", [40, 60, 80])
-def test_a_narrow_terminal_keeps_the_count_and_the_time_left(width: int) -> None:
-    clock = FakeClock()
-    screen = io.StringIO()
-    console = Console(file=screen, width=width, force_terminal=True, color_system=None)
-    view = SweepView(console, clock=clock)
+def test_a_narrow_terminal_keeps_the_time_left(width: int) -> None:
+    view, _, clock = view_on(width, terminal=True)
     with view:
-        run_two_trials(view, clock)
-        view.trial_started(2, "chunk 512, long_prefill_token_threshold 256")
-        view.stage("starting the engine")
+        view.expected(5, 600.0)
+        view.start_began(1, plan("stock", 0, 1, 2))
         clock.advance(24)
-        shown = io.StringIO()
-        Console(file=shown, width=width).print(Group(view._overall(), view._step()))
-    lines = shown.getvalue().splitlines()
+        lines = screen(view, width).splitlines()
     assert len(lines) == 2
     assert max(map(len, lines)) <= width
-    assert lines[0].startswith("2 of 4 trials ")
-    assert lines[0].rstrip().endswith("about 2 min 36 s left")
-    assert lines[1].rstrip().endswith("24 s, about 24 s left")
+    assert lines[0].rstrip().endswith("about 9 min 36 s left")
+    assert lines[1].rstrip().endswith("24 s")
 
 
-def test_an_interruption_leaves_the_finished_trials_on_the_screen() -> None:
-    clock = FakeClock()
+def test_a_short_terminal_keeps_the_settings_in_question() -> None:
     out = io.StringIO()
-    console = Console(file=out, width=100, force_terminal=True, color_system=None)
+    view = SweepView(Console(file=out, width=80, height=10, force_terminal=True), clock=FakeClock())
+    for number in range(40):
+        view.round_ended(row(number, 0), Named(number, Setting(knobs={CHUNK_KNOB: 16 * (number + 1)})))
+    text = screen(view)
+    assert "and 36 more" in text
+    assert len(text.splitlines()) <= 10
+
+
+def test_an_expectation_that_is_over_is_said() -> None:
+    view, _, clock = view_on(terminal=True)
+    view.expected(2, 60.0)
+    clock.advance(90)
+    assert "longer than expected" in screen(view)
+    assert view.time_left_s() is None
+
+
+def test_an_interruption_leaves_the_table_on_the_screen() -> None:
+    view, out, clock = view_on(terminal=True)
 
     def interrupted() -> None:
-        with SweepView(console, clock=clock) as view:
-            run_two_trials(view, clock)
+        with view:
+            view.start_began(1, plan("stock", 0))
+            measure(view, clock, studies.start(1), [["stock", 0]])
             raise Interrupted("interrupted", "")
 
     with pytest.raises(Interrupted):
         interrupted()
     left = out.getvalue().rpartition("\x1b")[2]
-    assert len(re.findall(r"^ +[01] +stock ", left, re.MULTILINE)) == 2
+    assert len(re.findall(r"(stock +stock|0 +chunk 256) +1 ", left)) == 2
 
 
-def test_forecast_needs_a_finished_trial_and_ignores_an_outlier() -> None:
-    assert time_left_s([], 3, 5) is None
-    assert time_left_s([90, 90, 900], 2, 30) == 150
-    assert time_left_s([90], 2, 500) == 90
-    assert time_left_s([90], 0, 0) == 0
-
-
-def test_step_forecasts() -> None:
-    assert step_left_s(10, 0, 100) is None
-    assert step_left_s(10, 25, 100) == 30
-    assert step_left_s(10, 120, 100) == 0
-    assert share_done(10, []) is None
-    assert share_done(10, [20]) == 0.5
-    assert share_done(100, [20]) == 0.99
+def test_words_of_an_engine_cannot_steer_the_terminal() -> None:
+    view, out, _ = view_on(200, terminal=False)
+    view.message("\x1b[2Jgone [bold]x[/]")
+    assert out.getvalue() == "?[2Jgone [bold]x[/]\n"

@@ -101,7 +101,10 @@ def test_a_range_is_a_list_in_the_end(text: str, first: float, last: float, most
 @pytest.mark.parametrize(
     ("override", "says"),
     [
-        ("reuse_budget={min_reuse_ratio: [0, 1.5]}", r"min_reuse_ratio: 1\.5 is refused; it takes a number from 0 to 1"),
+        (
+            "reuse_budget={min_reuse_ratio: [0, 1.5]}",
+            r"min_reuse_ratio: 1\.5 is refused; it takes a number from 0 to 1",
+        ),
         ("reuse_budget={max_cached_blocks: [0.5]}", "a whole number from 0"),
         ("max_num_batched_tokens=[true]", "a whole number from 1"),
         ("long_prefill_token_threshold=[-1]", "a whole number from 0"),

@@ -30,39 +30,19 @@ from tuner.report.words import objective_of
 MOST_ROWS = 30
 MOST_LINES = 24
 MOST_QUANTILES = 200
-_CHANGES = (
-    -0.9,
-    -0.75,
-    -0.5,
-    -0.3,
-    -0.2,
-    -0.1,
-    -0.05,
-    -0.02,
-    0.0,
-    0.02,
-    0.05,
-    0.1,
-    0.2,
-    0.5,
-    1.0,
-    2.0,
-    5.0,
-    10.0,
-    50.0,
-)
+_CHANGES = (-0.9, -0.7, -0.5, -0.3, -0.2, -0.1, -0.05, -0.02, 0.0, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 20.0)
 _SECOND_CHOICES = ("itl_ms.p99", "request_throughput", "cold_ttft_ms.p90")
 
 
 def contrasts(data: ReportData) -> Figure:
-    """A forest plot: each setting's change against stock, search and finals apart."""
+    """A forest plot: each setting's change against stock, all rounds and the finals alone."""
     path = data.path
     name = metric_title(path)
     title = f"{name} against stock"
     says = (
         f"Change of {name} against stock with its 95 % interval; "
         f"{'lower' if is_better(path, -1) else 'higher'} is better. An interval across zero shows no difference. "
-        "The verdict rests on the finals."
+        "Filled: the finals alone, on which the verdict rests."
     )
     lines = [line for line in data.summary.settings if path in line.vs_stock]
     finals = {line.id: line for line in data.summary.finals if path in line.vs_stock}
@@ -75,7 +55,7 @@ def contrasts(data: ReportData) -> Figure:
         lines = lines[:MOST_ROWS]
     searched = [(n, line) for n, line in enumerate(lines) if finals.get(line.id) is not line]
     final = [(n, finals[line.id]) for n, line in enumerate(lines) if line.id in finals]
-    traces = [_forest("search", searched, path, MUTED, 0.14), _forest("finals", final, path, ACCENT, -0.14)]
+    traces = [_forest("all rounds", searched, path, MUTED, 0.14), _forest("finals", final, path, ACCENT, -0.14)]
     same = {"type": "line", "xref": "x", "yref": "paper", "x0": 1, "x1": 1, "y0": 0, "y1": 1}
     layout = {
         "xaxis": _change_axis([side for line in lines for side in _sides(line.vs_stock[path])]),
@@ -83,14 +63,14 @@ def contrasts(data: ReportData) -> Figure:
             "",
             autorange="reversed",
             tickvals=list(range(len(lines))),
-            ticktext=[literal(line.label, 34) for line in lines],
+            ticktext=[literal(line.label, 48) for line in lines],
             zeroline=False,
         ),
         "shapes": [{**same, "line": {"color": INK, "width": 1.2, "dash": "dot"}}],
     }
     rows: list[list[Cell]] = [
         [kind, line.id, line.label, rounded(c.change, 4), *(rounded(side, 4) for side in c.ci95 or (None, None))]
-        for kind, group in (("search", searched), ("finals", final))
+        for kind, group in (("all rounds", searched), ("finals", final))
         for _, line in group
         for c in [line.vs_stock[path]]
     ]

@@ -1,26 +1,36 @@
-"""Servers that run already, measured as the settings of one start."""
+"""The two sides of a comparison as sessions: servers that run already, or frozen files."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from tuner.clock import Clock
-from tuner.domain.setting import Setting
+from tuner.domain.frozen import Frozen
+from tuner.domain.setting import Scalar, Setting
 from tuner.domain.workload import Workload
 from tuner.errors import LoadError
+from tuner.experiment.choice import EngineChoice
 from tuner.experiment.design import Named, StartPlan
 from tuner.experiment.events import Events
 from tuner.experiment.session import OpenSession, RoundResult, Session, SessionFacts, open_server
+from tuner.experiment.store import Store
 from tuner.load.target import Target
+from tuner.regress.compare import IDS, ComparePlan, Comparison, common_args
+from tuner.regress.measure import frozen_opener, measure, notes_of, profile_of, write_result
+from tuner.regress.verdict import Rules
 
 _SERVER = "server"
 
 
-def server_setting(side: str) -> Named:
-    """The setting that stands for one of several servers."""
-    return Named(side, Setting(knobs={_SERVER: side}))
+def compare_servers(urls: tuple[str, str], gate: list[str], rules: Rules, *, cycles: int) -> ComparePlan:
+    """Two servers, measured in turn."""
+    label = " and ".join(f"{side} {url}" for side, url in zip(IDS, urls, strict=True))
+    settings = tuple(Named(side, Setting(knobs={_SERVER: side})) for side in IDS)
+    shared = StartPlan("compare", label, {}, settings, live=True)
+    return ComparePlan(urls, gate, dataclasses.replace(rules, both_ways=True, pair_start_sd=0.0), cycles, shared=shared)
 
 
 @dataclass
@@ -73,3 +83,36 @@ def servers_opener(
             yield Servers(opened)
 
     return open_session
+
+
+def files_opener(
+    plan: ComparePlan,
+    files: tuple[Frozen, Frozen],
+    choices: tuple[EngineChoice, EngineChoice],
+    store: Store,
+    *,
+    seed: int,
+    clock: Clock,
+    events: Events,
+) -> OpenSession:
+    """Engines for both sides where they share a start, else of the side that a start measures."""
+
+    def opener(frozen: Frozen, choice: EngineChoice, args: Mapping[str, Scalar]) -> OpenSession:
+        profile = profile_of(frozen, plan.rounds, args)
+        return frozen_opener(profile, choice, store, seed=seed, clock=clock, events=events)
+
+    if plan.shared is not None:
+        return opener(files[0], choices[0], common_args(*files))
+    openers = [opener(frozen, choice, frozen.engine_args) for frozen, choice in zip(files, choices, strict=True)]
+    by_side = dict(zip(IDS, openers, strict=True))
+    return lambda start, number: by_side[str(start.settings[0].id)](start, number)
+
+
+async def run_compare(
+    plan: ComparePlan, store: Store, open_session: OpenSession, clock: Clock, events: Events
+) -> Comparison:
+    """The comparison, kept in `store`. EngineError and LoadError: a start failed, and there is no verdict."""
+    results = await measure(plan.design(), store, open_session, clock, events)
+    result = plan.result(results, notes_of(results))
+    write_result(store, "compare", result.to_json())
+    return result
