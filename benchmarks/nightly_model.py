@@ -1,4 +1,4 @@
-"""Worlds in which nights are drawn, and whole nights judged by the verdict's own functions; for `nightly.py`."""
+"""Worlds in which nights are drawn, and whole runs judged by the verdict's own functions; for `nightly.py`."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from tuner.domain.measurement import higher_is_better
 from tuner.domain.experiment import Fingerprint
-from tuner.regress.history import Night, NightMetric, evidence_of
+from tuner.regress.history import HistoryMetric, HistoryRow, evidence_of
 from tuner.regress.verdict import (
     Evidence,
-    NightVerdict,
+    Judgement,
     Rules,
-    explained_by_control,
-    judge_night,
+    explained_by_stock,
+    judge,
     overall,
-    starts_by_look,
+    starts_by_stage,
 )
 
 GATE = ("ttft_ms.p90", "request_throughput")
@@ -34,14 +34,14 @@ class World:
 
     start_sd: float = 0.03
     round_sd: float = 0.02
-    night_sd: float = 0.0
-    """Of whole nights, and of the day of the freeze."""
+    day_sd: float = 0.0
+    """Of whole days, that of the freeze among them."""
     two_speeds: bool = False
     """Every start runs at 0.9 or at 1.15 times the level, by chance."""
 
     def day(self, rng: random.Random) -> dict[str, float]:
         """What one day has in common, on the log scale."""
-        return {name: rng.gauss(0, self.night_sd) if self.night_sd else 0.0 for name in GATE}
+        return {name: rng.gauss(0, self.day_sd) if self.day_sd else 0.0 for name in GATE}
 
     def start(self, rng: random.Random, worse: dict[str, float], day: dict[str, float]) -> dict[str, list[float]]:
         """One fresh start: independent noise in the two metrics, the harder case for false alarms."""
@@ -66,70 +66,70 @@ class World:
         return {name: [start[name] for start in drawn] for name in GATE}
 
 
-def one_night(
+def one_run(
     world: World,
     rng: random.Random,
-    baseline: Values,
-    nights: Sequence[Night],
+    then: Values,
+    history: Sequence[HistoryRow],
     planned: int,
     rules: Rules,
     worse: dict[str, float] | None = None,
-    control: Values | None = None,
-) -> tuple[NightVerdict, Night, int]:
-    """A whole night, with as many looks as the verdict asks for.
+    stock_then: Values | None = None,
+) -> tuple[Judgement, HistoryRow, int]:
+    """A whole run, with as many stages as the verdict asks for.
 
-    `control` is the baseline of the stock configuration, which then runs beside the extra starts.
+    `stock_then` is stock at the freeze; it is then measured beside the further starts.
     """
-    tonight: Values = {name: [] for name in GATE}
+    now: Values = {name: [] for name in GATE}
     stock: Values = {name: [] for name in GATE}
     day = world.day(rng)
-    for look in range(1, rules.looks + 1):
-        wanted = starts_by_look(planned, look)
-        more = world.starts(rng, wanted - len(tonight[GATE[0]]), worse, day)
-        tonight = {name: tonight[name] + more[name] for name in GATE}
-        if control is not None and look > 1:
+    for stage in range(1, rules.stages + 1):
+        wanted = starts_by_stage(planned, stage)
+        more = world.starts(rng, wanted - len(now[GATE[0]]), worse, day)
+        now = {name: now[name] + more[name] for name in GATE}
+        if stock_then is not None and stage > 1:
             beside = world.starts(rng, len(more[GATE[0]]), None, day)
             stock = {name: stock[name] + beside[name] for name in GATE}
-        evidence = {name: evidence_of(name, baseline[name], tonight[name], nights, FINGERPRINT) for name in GATE}
-        verdict = judge_night(evidence, GATE, rules, look=look)
-        if not verdict.look_again:
+        evidence = {name: evidence_of(name, then[name], now[name], history, FINGERPRINT) for name in GATE}
+        verdict = judge(evidence, GATE, rules, stage=stage)
+        if not verdict.more_wanted:
             break
-    count = len(tonight[GATE[0]])
-    if control is not None and stock[GATE[0]]:
-        verdict = _less_the_machine(verdict, baseline, tonight, control, stock, rules)
-    return verdict, _line(verdict, tonight, count), count
+    count = len(now[GATE[0]])
+    if stock_then is not None and stock[GATE[0]]:
+        verdict = _without_the_machine(verdict, then, now, stock_then, stock, rules)
+    return verdict, _row(verdict, now, count), count
 
 
-def _less_the_machine(
-    verdict: NightVerdict, baseline: Values, tonight: Values, control: Values, stock: Values, rules: Rules
-) -> NightVerdict:
+def _without_the_machine(
+    verdict: Judgement, then: Values, now: Values, stock_then: Values, stock_now: Values, rules: Rules
+) -> Judgement:
     words = []
     for name in GATE:
         word = verdict.metrics[name].verdict
-        ours, theirs = Evidence(baseline[name], tonight[name]), Evidence(control[name], stock[name])
-        if word in ("regressed", "inconclusive") and explained_by_control(ours, theirs, name, rules):
+        ours, stock = Evidence(then[name], now[name]), Evidence(stock_then[name], stock_now[name])
+        if word in ("regressed", "inconclusive") and explained_by_stock(ours, stock, name, rules):
             word = "ok"
         words.append(word)
-    return NightVerdict(overall(words), verdict.metrics, verdict.look_again)
+    return Judgement(overall(words), verdict.metrics, verdict.more_wanted)
 
 
-def _line(verdict: NightVerdict, values: Values, starts: int) -> Night:
-    return Night(
-        at="",
-        baseline_id="",
+def _row(verdict: Judgement, values: Values, starts: int) -> HistoryRow:
+    return HistoryRow(
+        time="",
+        frozen_id="",
         verdict=verdict.verdict,
         fingerprint=FINGERPRINT,
         starts=starts,
-        metrics={name: NightMetric.of(m) for name, m in verdict.metrics.items()},
+        metrics={name: HistoryMetric.of(m) for name, m in verdict.metrics.items()},
         values=values,
     )
 
 
-def plain_alarm(baseline: Values, tonight: Values) -> bool:
-    """The peer: any metric of the gate more than 10 % worse than the baseline's mean."""
+def plain_alarm(then: Values, now: Values) -> bool:
+    """The peer: any metric of the gate more than 10 % worse than the mean at the freeze."""
     for name in GATE:
-        then, now = _mean(baseline[name]), _mean(tonight[name])
-        if (1 - now / then if higher_is_better(name) else now / then - 1) > PLAIN_THRESHOLD:
+        before, after = _mean(then[name]), _mean(now[name])
+        if (1 - after / before if higher_is_better(name) else after / before - 1) > PLAIN_THRESHOLD:
             return True
     return False
 
@@ -139,20 +139,19 @@ def _mean(starts: Sequence[Sequence[float]]) -> float:
     return sum(values) / len(values)
 
 
-def two_nights(
+def two_runs(
     world: World,
     rng: random.Random,
-    baseline: Values,
-    before: Sequence[Night],
+    then: Values,
+    before: Sequence[HistoryRow],
     planned: int,
     rules: Rules,
     worse: dict[str, float],
-    control: Values | None = None,
+    stock_then: Values | None = None,
 ) -> tuple[int, int]:
-    """(the night on which a regression was found, 1 or 2, or 0 for neither; starts of the first night)"""
-    nights = list(before)
-    verdict, line, starts = one_night(world, rng, baseline, nights, planned, rules, worse, control)
+    """(the run in which a regression was found, 1 or 2, or 0 for neither; starts of the first run)"""
+    verdict, row, starts = one_run(world, rng, then, before, planned, rules, worse, stock_then)
     if verdict.verdict == "regressed":
         return 1, starts
-    verdict, _, _ = one_night(world, rng, baseline, [*nights, line], planned, rules, worse, control)
+    verdict, _, _ = one_run(world, rng, then, [*before, row], planned, rules, worse, stock_then)
     return (2 if verdict.verdict == "regressed" else 0), starts

@@ -137,7 +137,14 @@ def metric(measurement: Measurement, path: str) -> float | None:
     return None if value is None else float(value)
 
 
-_HIGHER = {"request_throughput", "output_token_throughput", "goodput", "goodput_share", "prefix_hit_rate", "answered_share"}
+_HIGHER = {
+    "request_throughput",
+    "output_token_throughput",
+    "goodput",
+    "goodput_share",
+    "answered_share",
+    "prefix_hit_rate",
+}
 
 
 def higher_is_better(path: str) -> bool:

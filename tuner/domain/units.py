@@ -70,11 +70,12 @@ def format_duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min"
 
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def printable(text: str) -> str:
-    """Words of a server, a log or a file for people: control characters, which could steer a terminal, become "?"."""
+    """Words of a server, a log or a file for people: control characters, which could steer a terminal, and halves of
+    characters become "?"."""
     return _CONTROL.sub("?", text)
 
 

@@ -127,6 +127,10 @@ CAUSES: Final[dict[str, Cause]] = {
         "the engine is alive but makes no progress",
         "See the log for what it did last; raise the timeout if it is slow.",
     ),
+    "live_lost": Cause(
+        "the engine no longer answers commands to switch its settings",
+        "See the engine's log; --no-live measures each setting on a start of its own.",
+    ),
     "not_as_asked": Cause(
         "the engine runs another value than the one asked for",
         "Ask for the value that it can run, or leave the option out.",
@@ -191,7 +195,10 @@ SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
         "rendezvous_timeout",
         _any(r"timed out after \d+ seconds waiting for clients", r"DistStoreError", r"DistNetworkError"),
     ),
-    ("nccl_failed", _any(r"\bNCCL (?:error|WARN)", r"ncclUnhandledCudaError", r"ncclSystemError", r"ncclInternalError")),
+    (
+        "nccl_failed",
+        _any(r"\bNCCL (?:error|WARN)", r"ncclUnhandledCudaError", r"ncclSystemError", r"ncclInternalError"),
+    ),
     ("gated_model", _any(r"gated repo", r"GatedRepoError", r"access to model .* is restricted")),
     (
         "missing_tokenizer",

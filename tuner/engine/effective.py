@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.domain.setting import CHUNK_KNOB, Scalar
-from tuner.domain.observation import MemoryBreakdown
 from tuner.domain.experiment import Diagnosis
+from tuner.domain.observation import MemoryBreakdown
+from tuner.domain.setting import CHUNK_KNOB, Scalar
 from tuner.engine.diagnosis import cause
 from tuner.engine.logs import clean
 

@@ -20,17 +20,21 @@ from aiohttp import ClientSession
 
 import tuner
 from tuner.clock import SYSTEM_CLOCK, Clock
-from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.domain.experiment import Diagnosis
+from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.engine.argv import to_argv
 from tuner.engine.diagnosis import cause, diagnose
 from tuner.engine.effective import EffectiveConfig, cached_revision, difference, from_log, read_log
 from tuner.engine.installed import resolve_launcher
 from tuner.engine.leftovers import Record, record
+from tuner.engine.live import LiveControl
 from tuner.engine.logs import last_words
 from tuner.engine.processes import TERM_WAIT_S, Family, ProcessId, alive, end_family, identify, kill_family, name_of
-from tuner.engine.readiness import is_ready, open_client, read_back
+from tuner.engine.ranks import size
+from tuner.engine.readiness import is_ready, open_client, read_back, send_one_token
 from tuner.errors import EngineError, UsageError
+from tuner.scheduler.folder import make_folder
+from tuner.scheduler.messages import FOLDER_VARIABLE, LIVE_CLASS, MessageError
 
 __all__ = ["EffectiveConfig", "LaunchSpec", "RunningEngine", "command_line", "launched"]
 
@@ -59,6 +63,8 @@ class LaunchSpec:
     startup_timeout_s: float
     record_dir: Path
     reuse_budget: ReuseBudget | None = None
+    live: bool = False
+    """Started with the live scheduler, which switches settings and reuse budgets within the start."""
     extra_argv: tuple[str, ...] = ()
     term_wait_s: float = TERM_WAIT_S
     """How long the engine may take to end in order before it is killed."""
@@ -78,11 +84,22 @@ def command_line(spec: LaunchSpec, port: int, served_name: str = "chunktune") ->
                 "Take it out of the profile; HF_TOKEN is read from the environment.",
             )
     args: dict[str, Any] = {"enable_prompt_tokens_details": True, **spec.args}
-    if spec.reuse_budget is not None and not spec.reuse_budget.off:
+    if spec.live:
+        args["scheduler_cls"] = LIVE_CLASS
+    elif _budgeted(spec) and spec.reuse_budget is not None:
         args["scheduler_cls"] = SCHEDULER_CLASS
         args["additional_config"] = _with_budget(spec.args.get("additional_config"), spec.reuse_budget)
     own = ["--host", HOST, "--port", str(port), "--served-model-name", served_name]
     return [*spec.launcher, "serve", spec.model, *to_argv(args), *spec.extra_argv, *own]
+
+
+def _engines(spec: LaunchSpec) -> int:
+    """Data-parallel engines, each with a scheduler of its own."""
+    return size(spec.args, "data_parallel_size")
+
+
+def _budgeted(spec: LaunchSpec) -> bool:
+    return spec.reuse_budget is not None and not spec.reuse_budget.off
 
 
 def _with_budget(existing: Scalar, budget: ReuseBudget) -> str:
@@ -105,7 +122,7 @@ def environment(spec: LaunchSpec, base: Mapping[str, str]) -> dict[str, str]:
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
     if env.get("VLLM_LOGGING_LEVEL", "INFO").upper() not in ("DEBUG", "INFO"):
         env["VLLM_LOGGING_LEVEL"] = "INFO"
-    if spec.kind == "vllm" and spec.reuse_budget is not None and not spec.reuse_budget.off:
+    if spec.kind == "vllm" and (spec.live or _budgeted(spec)):
         folder = str(plugin_folder(spec.record_dir))
         env["PYTHONPATH"] = os.pathsep.join(p for p in (folder, env.get("PYTHONPATH", "")) if p)
     return env
@@ -142,6 +159,7 @@ class RunningEngine:
         model_id: str,
         child: subprocess.Popen[bytes],
         clock: Clock,
+        live_folder: Path | None = None,
     ) -> None:
         self.base_url = f"http://{HOST}:{port}"
         self.port = port
@@ -158,6 +176,15 @@ class RunningEngine:
         self._cores: list[ProcessId] = []
         self._death: Diagnosis | None = None
         self._stopping = False
+        self.live = None if live_folder is None else LiveControl(live_folder, _engines(spec), self._probe, clock)
+
+    async def _probe(self, engine: int) -> None:
+        """One request of one token, to this data-parallel engine; EngineError when the engine has died."""
+        headers = {"X-data-parallel-rank": str(engine)} if _engines(self._spec) > 1 else {}
+        await send_one_token(self.base_url, self.model_id, headers)
+        death = self.exited()
+        if death is not None:
+            raise EngineError(death)
 
     def exited(self) -> Diagnosis | None:
         """Why it ended, or None while it runs. An exit that was not asked for is a failure even with code 0,
@@ -275,18 +302,36 @@ async def launched(
     seen is gone, and `memory_is_back` (when given) was waited for, for a minute at most. A cancellation
     waits for the end too.
     """
-    engine = _spawn(spec, clock)
+    folder = _live_folder(spec)
     try:
-        await engine._become_ready()
-        yield engine
-    except BaseException:
+        engine = _spawn(spec, clock, folder)
+        try:
+            await engine._become_ready()
+            yield engine
+        except BaseException:
+            await _finish(engine._stop(memory_is_back), engine._kill)
+            raise
         await _finish(engine._stop(memory_is_back), engine._kill)
-        raise
-    await _finish(engine._stop(memory_is_back), engine._kill)
+    finally:
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
-def _spawn(spec: LaunchSpec, clock: Clock) -> RunningEngine:
+def _live_folder(spec: LaunchSpec) -> Path | None:
+    """A new folder for the commands of a live start; UsageError where nobody can be kept out of it."""
+    if not spec.live:
+        return None
+    spec.record_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        return make_folder(spec.record_dir.resolve() / f"live-{secrets.token_hex(4)}")
+    except (MessageError, OSError) as error:
+        raise UsageError(str(error), "Choose another folder with --out DIR, or use --no-live.") from None
+
+
+def _spawn(spec: LaunchSpec, clock: Clock, live_folder: Path | None) -> RunningEngine:
     env = environment(spec, os.environ)
+    if live_folder is not None:
+        env[FOLDER_VARIABLE] = str(live_folder)
     resolve_launcher(spec.launcher, spec.env)
     port = free_port()
     model_id = f"chunktune-{secrets.token_hex(4)}"
@@ -301,7 +346,7 @@ def _spawn(spec: LaunchSpec, clock: Clock) -> RunningEngine:
             env=env,
             start_new_session=True,
         )
-    return RunningEngine(spec, command, port, model_id, child, clock)
+    return RunningEngine(spec, command, port, model_id, child, clock, live_folder)
 
 
 async def _finish(work: Coroutine[Any, Any, None], kill: Callable[[], None]) -> None:

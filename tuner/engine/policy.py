@@ -27,6 +27,7 @@ POLICIES: Final[dict[str, Policy]] = {
     "startup_timeout": "environment",
     "engine_died": "environment",
     "engine_stalled": "environment",
+    "live_lost": "environment",
     "not_stopped": "environment",
     "unknown": "environment",
     "unknown_option": "fatal",

@@ -61,6 +61,20 @@ async def read_back(
     return with_metrics(config, metrics) if isinstance(metrics, str) else config
 
 
+async def send_one_token(base_url: str, model_id: str, headers: Mapping[str, str]) -> None:
+    """One request of one token. Its reply is not looked at: a failure shows in what it should have brought about."""
+    body = {"model": model_id, "prompt": ".", "max_tokens": 1, "temperature": 0}
+    timeout = aiohttp.ClientTimeout(total=_READ_BACK_TIMEOUT_S)
+    try:
+        async with (
+            open_client() as client,
+            client.post(f"{base_url}/v1/completions", json=body, headers=headers, timeout=timeout) as reply,
+        ):
+            await read_reply(reply)
+    except _FAILURES:
+        return
+
+
 async def _get(client: aiohttp.ClientSession, url: str, timeout_s: float, *, as_json: bool = False) -> Any:
     """The body of a 200 reply, the status of a refused one, None for anything else."""
     try:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tuner.domain.setting import CHUNK_KNOB, Scalar
 from tuner.domain.experiment import Diagnosis
+from tuner.domain.setting import CHUNK_KNOB, Scalar
 from tuner.engine.diagnosis import cause
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
-
 from tuner.domain.observation import Phase, RequestRecord
+from tuner.domain.units import counted, printable
 from tuner.load.framing import Framer, FramingError
 from tuner.load.plan import PlannedRequest
-from tuner.load.reply import Reply, body_text
+from tuner.load.reply import NORMAL_ENDS, Reply, body_text
 from tuner.load.sse import SseParser
 
 _PLAIN_HEAD = b"data: {"
@@ -80,16 +79,22 @@ class Exchange:
         self.pieces.clear()
         self.times.clear()
 
-    def read(self, *, reports_cached_tokens: bool = False, secret: str | None = None) -> RequestRecord:
-        """The record; `secret` is blotted out of what the server said. Drops the bytes."""
+    def read(
+        self, *, reports_cached_tokens: bool = False, reports_finish: bool = False, secret: str | None = None
+    ) -> RequestRecord:
+        """The record; `secret` is blotted out of what the server said. Drops the bytes.
+
+        Of a server that reports cached tokens, `usage` without them means none; of one that reports finish reasons,
+        an answer without one was cut.
+        """
         if self.record is None:
-            self.record = _read(self, reports_cached_tokens, secret)
+            self.record = _read(self, reports_cached_tokens, reports_finish, secret)
             self.pieces = []
             self.times = []
         return self.record
 
 
-def _read(exchange: Exchange, reports_cached_tokens: bool, secret: str | None) -> RequestRecord:
+def _read(exchange: Exchange, reports_cached_tokens: bool, reports_finish: bool, secret: str | None) -> RequestRecord:
     record = RequestRecord(
         index=exchange.index,
         phase=exchange.phase,
@@ -124,11 +129,13 @@ def _read(exchange: Exchange, reports_cached_tokens: bool, secret: str | None) -
     if times:
         record.first_token_s = times[0]
         record.last_token_s = times[-1]
-        record.token_gaps_ms = [(b - a) * 1e3 for a, b in pairwise(times)]
+        record.token_gaps_ms = reply.gaps_ms
     record.first_answer_s = reply.first_answer_s
     record.deltas = len(times)
+    record.choices = max(1, len(reply.choices))
+    record.finish_reason = None if reply.finish_reason is None else printable(reply.finish_reason[:40])
     record.finished_s = exchange.end_s
-    code_and_text = failure_of(record.status, reply, failure, b"".join(other), parser.pending)
+    code_and_text = failure_of(record, reply, failure, b"".join(other), parser.pending, reports_finish=reports_finish)
     if code_and_text is not None:
         record.error_code, record.error = code_and_text
         if secret:
@@ -184,9 +191,16 @@ def _hex(digits: bytes) -> int:
 
 
 def failure_of(
-    status: int | None, reply: Reply, failure: tuple[str, str] | None, other: bytes, pending: bytes
+    record: RequestRecord,
+    reply: Reply,
+    failure: tuple[str, str] | None,
+    other: bytes,
+    pending: bytes,
+    *,
+    reports_finish: bool = False,
 ) -> tuple[str, str] | None:
     """Why a reply is no success: code and sentence; None when it is one."""
+    status, reason, tokens = record.status, record.finish_reason, counted(record.deltas, "token")
     if status is not None and status != 200:
         text = body_text(other)
         if status in (401, 403):
@@ -194,13 +208,16 @@ def failure_of(
         return "http_error", f"HTTP {status}: {text}"
     if reply.error is not None:
         return "stream_error", reply.error
+    if reason is not None and reason.lower() not in NORMAL_ENDS:
+        return "abnormal_end", f"the server ended the answer after {tokens}, with finish_reason {reason!r}"
     if failure is not None:
         return failure
     if not (reply.finished or reply.done):
-        tokens = len(reply.token_times)
-        if not tokens and pending:
+        if not record.deltas and pending:
             return "no_token", f"the reply is no stream of events: {body_text(pending)}"
-        return "cut", f"the stream ended after {tokens} tokens, without a finish reason or [DONE]"
-    if not reply.token_times:
+        return "cut", f"the stream ended after {tokens}, without a finish reason or [DONE]"
+    if not record.deltas:
         return "no_token", "the stream ended without a single token"
+    if not reply.finished and (reports_finish or reason is not None):
+        return "cut", f"the stream ended after {tokens}, without the finish reason that other answers have"
     return None

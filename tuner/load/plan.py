@@ -82,6 +82,12 @@ class RoundPlan:
     """Tokens that every prompt of this server begins with (a chat template): cached is no proof of warmth."""
     reports_cached_tokens: bool = False
     """`usage` without `cached_tokens` then means none."""
+    reports_finish: bool = False
+    """An answer without a finish reason was then cut."""
+    exact_prompts: bool = True
+    """The server has to count as many prompt tokens as planned; False where prompts are estimates."""
+    exact_answers: bool = True
+    """Answers have to be as long as asked for; False where they end where the model ends them."""
     labels: tuple[str, ...] = field(default=())
     """What the reader of the numbers has to know about this load."""
 

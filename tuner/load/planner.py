@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from tuner.domain.workload import MixedWorkload, PromptsWorkload, SharedPrefixWorkload, TraceWorkload
@@ -10,7 +11,7 @@ from tuner.load.http import Questions
 from tuner.load.plan import RoundPlan
 from tuner.load.probe import ServerFacts
 from tuner.load.prompting import Prompter
-from tuner.load.rendering import ask_prompter
+from tuner.load.rendering import Asked, ask_prompter
 from tuner.load.target import Target
 from tuner.load.workloads.base import Load
 from tuner.load.workloads.mixed import MixedLoad
@@ -28,14 +29,12 @@ class Planner:
     round be discarded. Who measures a server that outlives the run puts something of the run's own into the key.
     """
 
-    def __init__(
-        self, prompter: Prompter, load: Load, facts: ServerFacts, labels: tuple[str, ...], shared: int
-    ) -> None:
-        self._prompter = prompter
+    def __init__(self, workload: AnyWorkload, asked: Asked, load: Load, facts: ServerFacts) -> None:
+        self._workload = workload
+        self._asked = asked
         self._load = load
         self._facts = facts
-        self._shared = shared
-        self.labels = labels
+        self.labels = tuple(label for label in (facts.label, asked.label, load.label) if label)
         """What the reader of the numbers has to know about this load."""
 
     @classmethod
@@ -48,9 +47,8 @@ class Planner:
         """
         async with Questions(target) as questions:
             asked = await ask_prompter(questions, facts)
-        load = make_load(workload, asked.prompter, seed, base_dir)
-        labels = tuple(label for label in (facts.label, asked.label, load.label) if label)
-        planner = cls(asked.prompter, load, facts, labels, asked.shared_tokens)
+        prompter = replace(asked.prompter, ignore_eos=workload.ignore_eos)
+        planner = cls(workload, asked, make_load(workload, prompter, seed, base_dir), facts)
         planner.refuse_too_long()
         return planner
 
@@ -75,8 +73,11 @@ class Planner:
             key=content_key,
             path=self._path,
             arrivals=self._load.arrivals(content_key, arrivals_key),
-            cached_allowance=self._shared,
+            cached_allowance=self._asked.shared_tokens,
             reports_cached_tokens=self._facts.reports_cached_tokens,
+            reports_finish=self._facts.reports_finish,
+            exact_prompts=self._asked.exact,
+            exact_answers=self._workload.ignore_eos,
             labels=self.labels,
         )
 
@@ -89,6 +90,7 @@ class Planner:
             phase="warmup",
             must_start_cold=False,
             reports_cached_tokens=self._facts.reports_cached_tokens,
+            reports_finish=self._facts.reports_finish,
             labels=self.labels,
         )
 

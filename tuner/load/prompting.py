@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -18,6 +18,18 @@ def generator(seed: int, *what: object) -> np.random.Generator:
     """A generator of its own for each thing that is drawn: the same arguments, the same numbers, anywhere."""
     digest = hashlib.sha256("\x1f".join(map(str, (seed, *what))).encode()).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))
+
+
+def asked_for(output_tokens: int, *, ignore_eos: bool) -> dict[str, object]:
+    """What every request of a load says beside model and prompt."""
+    more = {"ignore_eos": True} if ignore_eos else {}
+    return {
+        "max_tokens": output_tokens,
+        "temperature": 0,
+        **more,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
 
 
 @dataclass(frozen=True)
@@ -45,14 +57,8 @@ class Prompter:
     """Tokens on top of a user part alone."""
     overhead_system: int = 0
     """Tokens on top of both parts."""
-    constants: dict[str, object] = field(
-        default_factory=lambda: {
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-    )
+    ignore_eos: bool = True
+    """Answers go on to their output length."""
 
     def draw(self, rng: np.random.Generator, tokens: int) -> Text:
         """Fresh content of `tokens` tokens; fewer tokens from an equal generator are a beginning of more."""
@@ -86,7 +92,7 @@ class Prompter:
 
     def body(self, system: Text | None, user: Text, output_tokens: int) -> bytes:
         """The request's JSON."""
-        fixed = {"model": self.model, "max_tokens": output_tokens, **self.constants}
+        fixed = {"model": self.model, **asked_for(output_tokens, ignore_eos=self.ignore_eos)}
         if self.ids:
             prompt = self.join([p for p in (system, user) if p is not None]).json_ids
             return b'%b,"prompt":[%b]}' % (orjson.dumps(fixed)[:-1], prompt)

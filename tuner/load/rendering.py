@@ -27,6 +27,8 @@ class Asked:
     shared_tokens: int = 0
     """Tokens that every prompt begins with, whatever its content."""
     label: str = ""
+    exact: bool = True
+    """The server counts as many prompt tokens as are planned."""
 
 
 async def ask_prompter(questions: Questions, facts: ServerFacts) -> Asked:
@@ -114,4 +116,4 @@ async def _estimated_text(questions: Questions, facts: ServerFacts) -> Asked:
         overhead=top,
         overhead_system=top,
     )
-    return Asked(prompter, 0, "prompt lengths are estimates: the server has no usable /tokenize")
+    return Asked(prompter, 0, "prompt lengths are estimates: the server has no usable /tokenize", exact=False)

@@ -10,10 +10,12 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from tuner.clock import SYSTEM_CLOCK
 from tuner.errors import UsageError
+from tuner.scheduler.messages import FOLDER_VARIABLE, LIVE_CLASS
 from tuner.sim.boot import ConfigError, Hardware, Plan, StartError, dev_mode, make_plan
 from tuner.sim.options import VERSION, parse_serve
 
@@ -113,6 +115,7 @@ async def _serve(plan: Plan, options: argparse.Namespace, cost: Any, listener: s
     from aiohttp import web
 
     from tuner.sim.api import Api, vocabulary_size
+    from tuner.sim.control import control_of
     from tuner.sim.core import Core
     from tuner.sim.live import LiveEngine
     from tuner.sim.policy import BudgetPolicy
@@ -122,7 +125,11 @@ async def _serve(plan: Plan, options: argparse.Namespace, cost: Any, listener: s
         policy = BudgetPolicy(plan.budget, plan.scheduler.num_blocks)
         log.engine("INFO", f"chunktune reuse budget: {plan.budget}")
     core = Core(plan.scheduler, policy, vocabulary=vocabulary_size())
-    engine = LiveEngine(plan, core, cost, SYSTEM_CLOCK)
+    control = None
+    if options.scheduler_cls == LIVE_CLASS:
+        control = control_of(core, Path(os.environ[FOLDER_VARIABLE]), plan.stock_chunk)
+        log.engine("INFO", "chunktune live control of the simulated scheduler")
+    engine = LiveEngine(plan, core, cost, SYSTEM_CLOCK, control)
     api = Api(
         engine,
         token_details=options.enable_prompt_tokens_details,

@@ -11,6 +11,7 @@ from typing import Any
 
 from tuner.errors import UsageError
 from tuner.scheduler.decisions import Budget
+from tuner.scheduler.messages import FOLDER_VARIABLE, LIVE_CLASS
 from tuner.sim.core import SchedulerConfig
 from tuner.sim.pipeline import Timing
 from tuner.sim.tables import MemoryPlan, cost_model_name, max_position_embeddings, plan_memory
@@ -74,6 +75,8 @@ class Plan:
     utilization: float
     budget: Budget | None
     """The reuse budget, when the scheduler plug-in is asked for."""
+    stock_chunk: int
+    """The chunk size that is taken when none is asked for."""
 
     @property
     def kv_tokens(self) -> int:
@@ -153,19 +156,26 @@ def make_plan(options: argparse.Namespace, hardware: Hardware) -> Plan:
         tp=tp,
         utilization=options.gpu_memory_utilization,
         budget=_budget(options),
+        stock_chunk=_stock_chunk(hardware.gpu, length, chunked=options.enable_chunked_prefill),
     )
 
 
+def _is_big(gpu: str) -> bool:
+    return not gpu.startswith(("a100", "l40", "a10", "l4"))
+
+
+def _stock_chunk(gpu: str, length: int, *, chunked: bool) -> int:
+    chunk = 8192 if _is_big(gpu) else 2048
+    return chunk if chunked else max(chunk, length)
+
+
 def _scheduler_options(options: argparse.Namespace, gpu: str, length: int) -> dict[str, Any]:
-    big = not gpu.startswith(("a100", "l40", "a10", "l4"))
     chunk = options.max_num_batched_tokens
     if chunk is None:
-        chunk = 8192 if big else 2048
-        if not options.enable_chunked_prefill:
-            chunk = max(chunk, length)
+        chunk = _stock_chunk(gpu, length, chunked=options.enable_chunked_prefill)
     seqs = options.max_num_seqs
     if seqs is None:
-        seqs = min(1024 if big else 256, chunk)
+        seqs = min(1024 if _is_big(gpu) else 256, chunk)
     if chunk < length and not options.enable_chunked_prefill:
         raise ConfigError(
             f"max_num_batched_tokens ({chunk}) is smaller than max_model_len ({length}). This effectively limits "
@@ -232,8 +242,12 @@ def _budget(options: argparse.Namespace) -> Budget | None:
     name = options.scheduler_cls
     if name is None or name.startswith("vllm."):
         return None
+    if name == LIVE_CLASS:
+        if FOLDER_VARIABLE not in os.environ:
+            raise StartError(f"the environment variable {FOLDER_VARIABLE} is not set")
+        return None
     if name != PLUGIN:
-        raise ConfigError(f"The simulated engine has no scheduler class {name!r}; it has {PLUGIN}.")
+        raise ConfigError(f"The simulated engine has no scheduler class {name!r}; it has {PLUGIN} and {LIVE_CLASS}.")
     try:
         return Budget.from_mapping((options.additional_config or {}).get("chunktune") or {})
     except (ValueError, TypeError) as error:

@@ -10,7 +10,7 @@ it runs (async scheduling): its decodes count on tokens that are not there yet.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from tuner.sim.blocks import ROOT_KEY, BlockPool, chain_keys
@@ -76,18 +76,26 @@ class Core:
     """The scheduler. `add` and `abort` requests, `plan` a step, `finish` steps in the order planned."""
 
     def __init__(self, config: SchedulerConfig, policy: Policy | None = None, *, vocabulary: int = 900) -> None:
-        self.config = config
         # vLLM keeps one block back as the null block.
         self.pool = BlockPool(max(config.num_blocks - 1, 0), caching=config.enable_prefix_caching)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.totals = Totals()
         self.policy: Policy = policy or StockPolicy()
+        self.on_step: Callable[[int, int, int, int], None] | None = None
+        """Told of each planned step: its tokens, prefill chunks, prompts planned to their end, preemptions."""
         self._vocabulary = vocabulary
+        self.configure(config)
+
+    def configure(self, config: SchedulerConfig) -> None:
+        """Run these options from the next step on; the pool stays as it is."""
+        self.config = config
         self._watermark = int(config.watermark * config.num_blocks)
         self.slots = config.max_num_active_seqs or config.max_num_seqs
         """Requests that may run at a time."""
-        self.step_tokens = config.max_num_scheduled_tokens or config.max_num_batched_tokens
+        self.step_tokens = min(
+            config.max_num_scheduled_tokens or config.max_num_batched_tokens, config.max_num_batched_tokens
+        )
         """Tokens that a step may compute."""
 
     @property
@@ -124,16 +132,21 @@ class Core:
         self.policy.after_step(self, step, preempted)
         if step is None:
             return None
+        chunks = prefills = 0
         for part in parts:
             request = part.request
             if request.computed < request.prompt_tokens and request.preemptions == 0:
-                self.totals.prefill_chunks += 1
+                chunks += 1
+                prefills += request.computed + part.tokens >= request.prompt_tokens
             request.in_chunks = not part.samples
             request.computed += part.tokens
             request.in_flight += 1
             if part.samples:
                 request.pending += 1
+        self.totals.prefill_chunks += chunks
         self.totals.all_steps += 1
+        if self.on_step is not None:
+            self.on_step(sum(part.tokens for part in parts), chunks, prefills, preempted)
         return step
 
     def finish(self, step: Step, now_s: float) -> list[Token]:

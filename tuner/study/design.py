@@ -13,7 +13,7 @@ from tuner.domain.experiment import STOCK_ID, Purpose, Results, Round, SettingId
 from tuner.experiment.design import Named, StartPlan, Step, StudyStopped
 from tuner.study.estimate import Evidence, Known
 from tuner.study.finals import STARTS, challengers, completed_finals, cycles_wanted, still_in_question
-from tuner.study.ledger import given_up, group_of, read_failures
+from tuner.study.ledger import explained, given_up, group_of, read_failures
 from tuner.study.problem import Problem, Registry
 from tuner.study.race import Race
 from tuner.study.search import GroupSearch, boot_of
@@ -57,7 +57,10 @@ class SweepDesign:
         view = self._view(results)
         if view.failures.stopped is not None:
             raise StudyStopped(view.failures.stopped)
-        return view.search_start() or view.final_start() or view.literal_start()
+        plan = view.search_start() or view.final_start() or view.literal_start()
+        if plan is None and results.starts and not any(r.kept for r in results.rounds):
+            raise StudyStopped(explained(results.starts[-1], results))
+        return plan
 
     def next_step(self, results: Results, start: Start) -> Step | None:
         """The next round on the running start, or None to stop the engine."""

@@ -64,11 +64,11 @@ def read_failures(results: Results) -> Failures:
         in_a_row = 0 if any(rounds) else in_a_row + 1
         to_blame = name is not None and (crashes[name] >= CRASHES or found.repeats >= MOST_REPEATS)
         if policy(start.cause or "unknown") == "fatal" or in_a_row > MOST_REPEATS:
-            found.stopped = _explained(start, results)
+            found.stopped = explained(start, results)
         elif to_blame and name is not None:
             found.out[name] = ("failed", start.cause or "unknown")
         elif found.repeats >= MOST_REPEATS:
-            found.stopped = _explained(start, results)
+            found.stopped = explained(start, results)
         else:
             found.repeats += 1
     return found
@@ -88,7 +88,7 @@ def _discarded(results: Results) -> Out:
     return out
 
 
-def _explained(start: Start, results: Results) -> Start:
+def explained(start: Start, results: Results) -> Start:
     """The start with a reason: that of its last discarded round where it has none of its own."""
     row = next((r for r in reversed(results.rounds) if r.start == start.number and not r.kept), None)
     if start.message or row is None:
