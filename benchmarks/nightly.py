@@ -325,9 +325,7 @@ def main() -> int:
             f"{b.at_freeze:4d} then, {b.a_run} a run        | {b.false_alarm.percent:14.2f} "
             f"| {b.five_two.percent:10.1f} | {b.ten_first.percent:10.1f} | {b.rolling_ten.percent:10.1f}"
         )
-    print(
-        "\nWith a history (runs 15 to 24), where whole days differ too, with stock beside the further starts and without"
-    )
+    print("\nWith a history (runs 15 to 24), where whole days differ too, with stock measured and without it")
     print("freeze  planned  days differ    stock | false alarms % | 5 % in two | 10 % in two")
     for run in lasting:
         print(

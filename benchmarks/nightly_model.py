@@ -7,8 +7,8 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.domain.measurement import higher_is_better
 from tuner.domain.experiment import Fingerprint
+from tuner.domain.measurement import higher_is_better
 from tuner.regress.history import HistoryMetric, HistoryRow, evidence_of
 from tuner.regress.verdict import (
     Evidence,

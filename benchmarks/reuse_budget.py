@@ -7,9 +7,9 @@ Five loads (benchmarks/reuse/workloads.py). The stages `retention`, `admission` 
 both) build on one another; `eviction` and `merging` stand alone. Merging needs a step budget above the chunk: it has
 an engine of its own with 2,048 tokens a step and chunks of 512, and a stock of its own. Each round runs stock and all
 stages once, in an order that turns from round to round, on the same contents; a stage and the stock of its round are
-a pair. One engine start serves all rounds of a load: its scheduler takes a new budget when idle, the cache is
-emptied between runs, and without a budget it runs vLLM's own schedule(). `--fresh` starts an engine for each run
-instead, with vLLM's own class for stock. Each run is a JSON file in DIR, and those that are there are not run again.
+a pair. One engine start serves all rounds of a load: the live scheduler takes a new budget and an empty cache between
+runs, and without a budget it runs vLLM's own schedule(). `--fresh` starts an engine for each run instead, with vLLM's
+own class for stock. Each run is a JSON file in DIR, and those that are there are not run again.
 The loads do not share anything: on a machine with cores to spare they may run beside each other, a process each.
 """
 
@@ -20,8 +20,8 @@ import asyncio
 import contextlib
 import json
 import os
+import secrets
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -38,10 +38,16 @@ from scipy import stats
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.reuse.workloads import LOADS, Load, Run  # noqa: E402
+from benchmarks.reuse.workloads import LOADS, Load, Run, ask_one_token  # noqa: E402
+from tuner.clock import SYSTEM_CLOCK  # noqa: E402
+from tuner.engine.launch import free_port  # noqa: E402
+from tuner.engine.live import LiveControl  # noqa: E402
+from tuner.scheduler.folder import make_folder  # noqa: E402
+from tuner.scheduler.messages import FOLDER_VARIABLE, LIVE_CLASS  # noqa: E402
 
 MODEL = "meta-llama/Meta-Llama-3.1-70B"
 START_LIMIT_S = 240.0
+LEASE_S = 3600.0
 STOCK = "stock"
 MERGING_STOCK = "merging-stock"
 STAGES = (STOCK, "retention", "admission", "yielding", "eviction")
@@ -75,9 +81,7 @@ def get(url: str, *, post: bool = False, timeout: float = 10.0) -> bytes:
 @contextlib.contextmanager
 def engine(load: Load, stages: tuple[str, ...], log: Path, scheduler: list[str], env: dict[str, str]) -> Iterator[str]:
     """A paced engine for one load; its base URL. Ended, its whole group, on every way out."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     step = ["--max-num-batched-tokens", "512"]
     if stages == MERGING_STAGES:
         step = ["--max-num-batched-tokens", "2048", "--long-prefill-token-threshold", "512"]
@@ -154,8 +158,7 @@ def measure(name: str, stages: tuple[str, ...], options: argparse.Namespace) -> 
         if not (options.out / f"{name}.{stage}.{number}.json").exists()
     ]
     log = options.out / f"{name}.log"
-    settings = options.out / f"{name}.budget.json"
-    env = {"VLLM_SERVER_DEV_MODE": "1", "CHUNKTUNE_BENCH_BUDGET": str(settings)}
+    env = {"VLLM_SERVER_DEV_MODE": "1"}
 
     def save(number: int, stage: str, base_url: str) -> None:
         result = one_run(load, base_url, f"{name}/{number}", options.seconds)
@@ -177,12 +180,12 @@ def measure(name: str, stages: tuple[str, ...], options: argparse.Namespace) -> 
             with engine(load, stages, log, scheduler if chosen else [], env) as base_url:
                 save(number, stage, base_url)
     elif missing:
-        settings.write_text("{}")
-        with engine(
-            load, stages, log, ["--scheduler-cls", "benchmarks.reuse.switching.SwitchingScheduler"], env
-        ) as base_url:
+        folder = make_folder(options.out / f"live-{secrets.token_hex(4)}")
+        env[FOLDER_VARIABLE] = str(folder)
+        with engine(load, stages, log, ["--scheduler-cls", LIVE_CLASS], env) as base_url:
+            control = LiveControl(folder, 1, lambda _: ask_one_token(base_url, MODEL), SYSTEM_CLOCK)
             for number, stage in missing:
-                settings.write_text(json.dumps(budget(stage, load)))
+                asyncio.run(control.apply({"reuse_budget": budget(stage, load)}, LEASE_S))
                 save(number, stage, base_url)
 
 

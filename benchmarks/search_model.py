@@ -159,8 +159,8 @@ class Counter:
             self.settings.append(setting)
         return self._number[setting.key]
 
-    def propose(self, group: Group) -> Setting | None:
-        return None
+    def propose(self, group: Group, count: int) -> list[Setting]:
+        return []
 
 
 @dataclass

@@ -13,6 +13,7 @@ import os
 import time
 from typing import Any
 
+import torch
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from tuner.sim.cost import MeasuredCost, StepShape
@@ -23,6 +24,8 @@ class PacedWorker(CPUWorker):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # vLLM's attention uses AMX without asking the kernel for it: a first request of one token dies of it.
+        torch.cpu._init_amx()
         settings = json.loads(os.environ["CHUNKTUNE_PACED"])
         self._cost = MeasuredCost(settings["cost_model"], settings["gpu"], int(settings["tp"]))
         self._scale = float(settings.get("step_time_scale", 1.0))

@@ -148,3 +148,10 @@ class Run:
 
     def _left_s(self) -> float:
         return self._started_s + self._seconds - time.monotonic()
+
+
+async def ask_one_token(base_url: str, model: str) -> None:
+    """A request of one token, which brings the engine to look for a command."""
+    body = {"model": model, "prompt": [3], "max_tokens": 1}
+    async with aiohttp.ClientSession() as session, session.post(f"{base_url}/v1/completions", json=body) as response:
+        response.raise_for_status()

@@ -101,9 +101,12 @@ def alive(cwd: Path) -> list[int]:
     return found
 
 
-def wait_until(condition: Callable[[], object], wait_s: float = 60.0) -> None:
-    """Look until it holds; AssertionError when it does not come to that in time."""
+def wait_until(
+    condition: Callable[[], object], wait_s: float = 60.0, *, child: subprocess.Popen[str] | None = None
+) -> None:
+    """Look until it holds; AssertionError when it does not come to that in time, or `child` ends before."""
     deadline_s = time.monotonic() + wait_s
     while not condition():
+        assert child is None or child.poll() is None, child.communicate()[1]
         assert time.monotonic() < deadline_s, "it did not come to that in time"
         time.sleep(0.02)

@@ -110,7 +110,7 @@ def test_a_killed_sweep_whose_engine_is_stubborn_is_cleaned_up_by_the_next(tmp_p
     words = ("sweep", "faults.yaml", "--vllm", FAKE_VLLM)
     study = tmp_path / "results/faults"
     with running(*words, cwd=tmp_path, script={**STEADY, "core": "stubborn", "ignore_term": True}) as child:
-        wait_until(lambda: len(rounds(study)) >= 2)
+        wait_until(lambda: len(rounds(study)) >= 2, child=child)
         child.send_signal(signal.SIGKILL)
     kept, orphans = rounds(study), alive(tmp_path)
     assert orphans, "the engine ignores SIGTERM, so it is still there"

@@ -84,13 +84,18 @@ def write_frozen(path: Path, **changes: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A frozen file whose baseline was measured on the calm fake, written by `--rebase`."""
+    """A frozen file that was measured on the calm fake, written by `--rebase`."""
     folder = tmp_path_factory.mktemp("calm")
     start = write_frozen(folder / "start.json")
     done = chunktune(folder, "regress", str(start), "--rebase", "calm.json", "--starts", "3", "--rounds", "2")
     assert done.returncode == 0, done.stderr
     assert "wrote calm.json" in done.stderr
     return folder / "calm.json"
+
+
+def run_folders(folder: Path) -> list[Path]:
+    """Those of `regress` and `compare`, oldest first."""
+    return sorted((folder / "results" / "runs").glob("2*"))
 
 
 def regress(
@@ -100,12 +105,13 @@ def regress(
     return done.returncode, json.loads(done.stdout) if done.stdout.strip() else {}, done
 
 
-def test_a_rebase_measures_a_baseline_and_keeps_the_old_one(calm: Path) -> None:
+def test_a_rebase_freezes_what_is_measured_and_keeps_the_old_numbers(calm: Path) -> None:
     document = json.loads(calm.read_text())
-    assert document["baseline"]["starts"] == 3
-    assert document["baseline"]["rounds_per_start"] == [2, 2, 2]
-    assert 140 < document["baseline"]["median"]["ttft_ms"]["p90"] < 300
-    assert [p["baseline"]["median"]["ttft_ms"]["p90"] for p in document["previous"]] == [100.5]
+    assert document["schema"] == "chunktune.frozen/2"
+    assert document["measured"]["starts"] == 3
+    assert document["measured"]["rounds_per_start"] == [2, 2, 2]
+    assert 140 < document["measured"]["median"]["ttft_ms"]["p90"] < 300
+    assert [p["measured"]["median"]["ttft_ms"]["p90"] for p in document["previous"]] == [100.5]
     assert (calm.parent / "start.json").read_text() != calm.read_text()
 
 
@@ -118,7 +124,12 @@ def test_the_same_server_again_is_ok(tmp_path: Path, calm: Path) -> None:
     assert document["suspects"] == []
     assert_junit(tmp_path / "j.xml", failures=0, errors=0)
     assert "✅ ok" in (tmp_path / "m.md").read_text()
-    assert len((tmp_path / "h.jsonl").read_text().splitlines()) == 1
+    rows = [json.loads(line) for line in (tmp_path / "h.jsonl").read_text().splitlines()]
+    assert [row["schema"] for row in rows] == ["chunktune.history/1"]
+    (folder,) = run_folders(tmp_path)
+    assert len((folder / "rounds.jsonl").read_text().splitlines()) == 4
+    assert json.loads((folder / "starts" / "0001" / "start.json").read_text())["purpose"] == "regress"
+    assert json.loads((folder / "result.json").read_text())["verdict"] == "ok"
     assert alive(tmp_path) == []
 
 
@@ -130,7 +141,7 @@ def test_a_slow_server_has_regressed(tmp_path: Path, calm: Path) -> None:
     assert document["verdict"] == "regressed"
     assert document["metrics"]["ttft_ms.p90"]["change"] > 0.4
     assert any("vLLM" in s and "0.33.0" in s for s in document["suspects"])
-    assert document["starts"]["tonight"] >= 4
+    assert document["starts"]["now"] >= 4
     assert_junit(tmp_path / "j.xml", failures=2, errors=0)
     assert "0.33.0" in (tmp_path / "m.md").read_text()
     verdicts = [json.loads(line)["verdict"] for line in (tmp_path / "h.jsonl").read_text().splitlines()]
@@ -245,18 +256,19 @@ def interrupt(folder: Path, *words: str, at: str) -> tuple[str, str]:
 
 
 def test_sigint_ends_the_engine_and_exits_130(tmp_path: Path, calm: Path) -> None:
-    _, err = interrupt(tmp_path, "regress", str(calm), "--starts", "3", at="round 1")
+    _, err = interrupt(tmp_path, "regress", str(calm), "--starts", "3", at="ready after")
     assert "interrupted\n  A verdict takes a whole run: start the command again." in err
     assert alive(tmp_path) == []
 
 
 @pytest.mark.parametrize("command", ["regress", "compare"])
-def test_an_interrupted_night_says_what_is_kept(tmp_path: Path, calm: Path, command: str) -> None:
+def test_an_interrupted_run_says_what_is_kept(tmp_path: Path, calm: Path, command: str) -> None:
     files = [str(calm)] * (2 if command == "compare" else 1)
     _, err = interrupt(tmp_path, command, *files, "--starts", "3", "--rounds", "1", at="start 2")
-    folder = next((tmp_path / "results" / "nights").iterdir())
+    (folder,) = run_folders(tmp_path)
     assert f"1 finished start kept in {folder.relative_to(tmp_path)}" in " ".join(err.split())
-    assert len(list(folder.glob("start-*.json"))) == 1
+    states = [json.loads(f.read_text())["state"] for f in sorted(folder.glob("starts/*/start.json"))]
+    assert states == ["completed", "interrupted"]
     assert alive(tmp_path) == []
 
 
@@ -343,15 +355,17 @@ def test_compare_names_the_slower_server_from_either_side(tmp_path: Path) -> Non
     ):
         common = ["--profile", profile, "--json", *TOLERANT]
         worse = chunktune(tmp_path, "compare", calm_url, slow_url, "--api-key-env", "ONE_KEY", *common, env=keyed)
-        better = chunktune(tmp_path, "compare", slow_url, calm_url, "--api-key-env-b", "ONE_KEY", *common, env=keyed)
+        better = chunktune(
+            tmp_path, "compare", slow_url, calm_url, "--api-key-env-b", "ONE_KEY", "--stages", "1", *common, env=keyed
+        )
         refused = chunktune(tmp_path, "compare", calm_url, slow_url, *common)
     assert worse.returncode == 10, worse.stderr
     assert json.loads(worse.stdout)["verdict"] == "regressed"
     assert json.loads(worse.stdout)["differences"] is None
-    assert "comparison: 6 rounds\n  warming up A and B\n" in worse.stderr
-    assert "[1/6] round 1 on A: started" in worse.stderr
-    assert "3 more rounds of A and of B" in worse.stderr
-    assert "[12/12] round 6 on A: TTFT" in worse.stderr
+    assert "3 rounds of each setting" in worse.stderr
+    assert "cycle 1, server A: TTFT" in worse.stderr
+    assert "6 rounds of each setting" in worse.stderr
+    assert "cycle 6, server B: TTFT" in worse.stderr
     assert better.returncode == 0, better.stderr
     assert json.loads(better.stdout)["verdict"] == "improved"
     assert refused.returncode == 3
@@ -362,20 +376,21 @@ def test_compare_names_the_slower_server_from_either_side(tmp_path: Path) -> Non
 @pytest.mark.parametrize("words", [[], ["--json"]])
 def test_an_interrupted_bench_prints_the_rounds_that_had_finished(tmp_path: Path, words: list[str]) -> None:
     with fake_server(tmp_path, CALM) as url:
-        out, err = interrupt(tmp_path, "bench", profile_for(tmp_path), "--url", url, *words, at="round 2 of 3")
+        out, err = interrupt(tmp_path, "bench", profile_for(tmp_path), "--url", url, *words, at="cycle 1,")
     assert "rests on 1 of 3 rounds" in err
     if words:
-        trial = json.loads(out)
-        assert trial["state"] == "interrupted"
-        assert len(trial["rounds"]) == 1
-        assert trial["median"]["ttft_ms"]["p90"] > 100
+        document = json.loads(out)
+        assert (document["schema"], document["purpose"]) == ("chunktune.start/1", "bench")
+        assert document["state"] == "interrupted"
+        assert len(document["rounds"]) == 1
+        assert document["median"]["ttft_ms"]["p90"] > 100
     else:
         assert "median of 1 round, then interrupted" in " ".join(out.split())
 
 
 def test_a_bench_that_is_interrupted_in_its_first_round_prints_nothing(tmp_path: Path) -> None:
     with fake_server(tmp_path, CALM) as url:
-        out, err = interrupt(tmp_path, "bench", profile_for(tmp_path), "--url", url, at="round 1 of 3")
+        out, err = interrupt(tmp_path, "bench", profile_for(tmp_path), "--url", url, at="warming up")
     assert out == ""
     assert "None of 3 rounds had finished" in err
 
@@ -383,19 +398,23 @@ def test_a_bench_that_is_interrupted_in_its_first_round_prints_nothing(tmp_path:
 def test_compare_of_a_file_with_itself_is_no_difference(tmp_path: Path, calm: Path) -> None:
     done = chunktune(tmp_path, "compare", str(calm), str(calm), "--starts", "2", *TOLERANT)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "no difference" in done.stdout
+    assert "no significant difference" in done.stdout
     assert "A / B: the same configuration" in done.stdout
-    assert "comparison: 4 starts" in done.stderr
-    assert "[4/4] start 4, A: TTFT" in done.stderr
+    assert "A and B are measured on the same starts" in done.stderr
+    assert "2 starts in all, 2 rounds of each setting on each" in done.stderr
+    assert len(run_folders(tmp_path)) == 1
+    assert alive(tmp_path) == []
 
 
 def test_compare_says_how_two_files_differ(tmp_path: Path, calm: Path) -> None:
     document = json.loads(calm.read_text())
     document["engine_args"]["max_num_batched_tokens"] = 1024
     (tmp_path / "b.json").write_text(json.dumps(document))
-    words = ["compare", str(calm), "b.json", "--starts", "1", "--rounds", "1", "--looks", "1", *TOLERANT]
+    words = ["compare", str(calm), "b.json", "--starts", "1", "--rounds", "1", "--stages", "1", "--no-live", *TOLERANT]
     done = chunktune(tmp_path, *words)
     assert "A / B: max_num_batched_tokens 512 / 1024\n" in done.stdout, done.stderr
+    assert "A and B get fresh starts in turn: --no-live was given" in done.stderr
+    assert [name in done.stderr for name in ("start 1, A", "start 2, B")] == [True, True]
     as_json = json.loads(chunktune(tmp_path, *words, "--json").stdout)
     assert as_json["differences"] == {"max_num_batched_tokens": {"a": 512, "b": 1024}}
 

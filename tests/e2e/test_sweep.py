@@ -175,7 +175,7 @@ def test_a_signal_in_mid_sweep_loses_one_round_at_most_and_the_same_command_goes
     study = folder / "results/tiny"
     words = (*SWEEP, "--set", "workload.requests=100")
     with running(*words, cwd=folder) as child:
-        wait_until(lambda: len(rounds(study)) >= 2)
+        wait_until(lambda: len(rounds(study)) >= 2, child=child)
         child.send_signal(number)
         stderr = child.communicate(timeout=60)[1]
     kept = rounds(study)
@@ -206,7 +206,7 @@ def test_a_signal_in_mid_sweep_loses_one_round_at_most_and_the_same_command_goes
 def test_a_folder_that_goes_away_under_a_sweep_is_said(folder: Path, replaced: bool) -> None:
     study = folder / "results/tiny"
     with running(*SWEEP, cwd=folder) as child:
-        wait_until(lambda: starts(study))
+        wait_until(lambda: starts(study), child=child)
         shutil.move(study, folder / "elsewhere")
         if replaced:
             study.write_text("a file of somebody else")

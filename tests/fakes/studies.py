@@ -380,7 +380,7 @@ def hostile() -> ReportData:
         study=study,
         summary=data.summary.model_copy(update={**told, "table": table}),
         results=Results(starts, rows),
-        importances={HOSTILE: 1.0},
+        importances={HOSTILE: 0.7, "other": 0.3},
         command=("vllm", "serve", HOSTILE),
         missing=[HOSTILE],
     )
@@ -451,7 +451,13 @@ def many() -> ReportData:
     best = min((s for s in lines if s.id != STOCK_ID), key=lambda s: _p90(s.median or Measurement()))
     sentence = f"{best.label} lowers TTFT P90"
     told = summary(study, lines, starts, verdict="better", winner=best.id, sentence=sentence)
-    return ReportData(study, told, Results(starts, rounds), importances={CHUNK_KNOB: 1.0}, command=COMMAND)
+    return ReportData(
+        study,
+        told,
+        Results(starts, rounds),
+        importances={CHUNK_KNOB: 0.9, "long_prefill_token_threshold": 0.1},
+        command=COMMAND,
+    )
 
 
 def class_objective() -> ReportData:

@@ -244,7 +244,9 @@ def counted(live: Driver, folder: Path, nonce: str, counts: dict[str, float], lo
     if said != counts:
         return f"counted {said}, planned {counts}"
     asked = sum(map(len, load.arrivals.values()))
-    sound = 0 < report.counters["prefills"] <= asked and report.counters["prefills"] <= report.counters["prefill_chunks"]
+    sound = (
+        0 < report.counters["prefills"] <= asked and report.counters["prefills"] <= report.counters["prefill_chunks"]
+    )
     return "" if sound and 0 < report.counters["kv_usage_peak"] <= 1 else f"counters {dict(report.counters)}"
 
 

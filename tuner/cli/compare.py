@@ -78,8 +78,8 @@ def compare(
         keys = (api_key(api_key_env), api_key(api_key_env_b))
         run, objective = _servers((a, b), (model, model_b), keys, profile, overrides, rounds, rules, the_seed)
     else:
-        files = (Path(a), Path(b))
-        run, objective = _files(files, (engine, vllm), rounds, starts, rules, the_seed, allow_different, no_live, quiet)
+        on, live = (engine, vllm), not no_live
+        run, objective = _files((a, b), on, rounds, starts, rules, the_seed, allow_different, live, quiet)
     result = _run(run, objective, out, quiet=quiet)
     _print(result, as_json=as_json)
     return EXIT_CODES[result.verdict]
@@ -118,14 +118,14 @@ def _servers(
 
 
 def _files(
-    paths: tuple[Path, Path],
+    paths: tuple[str, str],
     engine: tuple[Engine, str | None],
     rounds: int | None,
     starts: int,
     rules: Rules,
     seed: int,
     allow_different: bool,
-    no_live: bool,
+    live: bool,
     quiet: bool,
 ) -> tuple[Run, str]:
     from tuner.clock import SYSTEM_CLOCK
@@ -133,31 +133,26 @@ def _files(
     from tuner.freeze import load_frozen
     from tuner.regress.compare import ComparePlan
     from tuner.regress.run import rounds_at_freeze
-    from tuner.regress.sides import files_opener, run_compare
+    from tuner.regress.sides import compare_files
 
-    a, b = (load_frozen(path) for path in paths)
+    a, b = (load_frozen(Path(path)) for path in paths)
     if a.workload_sha256 != b.workload_sha256 and not allow_different:
         raise UsageError(
             f"{paths[0]} and {paths[1]} were frozen under different loads",
             "Add --allow-different to run both under the load of the first.",
         )
-    b = b.model_copy(update={"workload": a.workload})
     choices = (choose_for(a, *engine), choose_for(b, *engine))
     if choices[0].kind != choices[1].kind:
         raise UsageError(
             "one of the files would run on vLLM, the other on the simulated engine", "Choose one with --engine."
         )
-    names = (str(paths[0]), str(paths[1]))
-    live = not no_live and choices[0] == choices[1]
-    per_start = rounds or rounds_at_freeze(a)
-    plan = ComparePlan.of_files(names, (a, b), rules, starts=starts, rounds=per_start, live=live)
+    files = (a, b.model_copy(update={"workload": a.workload}))
+    plan = ComparePlan(paths, a.regress_metrics, rules, starts, rounds or rounds_at_freeze(a), files)
     if not quiet:
         say(choices[0].sentence)
-        say("A and B are switched within each start" if plan.shared else "A and B get fresh starts in turn")
 
-    async def run(store: Store, events: Events) -> Comparison:
-        opener = files_opener(plan, (a, b), choices, store, seed=seed, clock=SYSTEM_CLOCK, events=events)
-        return await run_compare(plan, store, opener, SYSTEM_CLOCK, events)
+    def run(store: Store, events: Events) -> Coroutine[None, None, Comparison]:
+        return compare_files(plan, choices, store, live=live, seed=seed, clock=SYSTEM_CLOCK, events=events)
 
     return run, a.objective.metrics[0]
 

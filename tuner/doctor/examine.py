@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.clock import SYSTEM_CLOCK, Clock
-from tuner.doctor.line import Line
+from tuner.doctor.line import Line, ok, wrong
 from tuner.doctor.machine import judge_devices, judge_engine, missing_engine
 from tuner.doctor.sense import judge_profile
 from tuner.doctor.server import judge_server
 from tuner.doctor.surroundings import judge_surroundings, proxies
 from tuner.domain.profile import Profile
 from tuner.errors import UsageError
+from tuner.experiment.checks import check_load
 from tuner.experiment.choice import EngineOption, choose_engine
 from tuner.load.target import Target
 from tuner.space.search_space import declared_block_size
@@ -45,7 +46,7 @@ async def examine(request: Request, clock: Clock = SYSTEM_CLOCK) -> list[Line]:
             api_key=request.api_key,
             request_timeout_s=min(profile.workload.request_timeout, 60.0),
         )
-        return [*await judge_server(target, profile, clock, env), proxies(env)]
+        return [*await judge_server(target, profile, clock, env), *_load(profile), proxies(env)]
     facts = describe_devices(env)
     simulated = on_cpu = False
     needed = request.engine == "vllm" or request.vllm is not None
@@ -61,5 +62,14 @@ async def examine(request: Request, clock: Clock = SYSTEM_CLOCK) -> list[Line]:
         needed = not simulated
         on_cpu = installed is not None and (installed.version or "").endswith("+cpu")
     lines += judge_devices(facts, profile, needed=needed and not on_cpu)
-    lines += judge_profile(profile, declared_block_size(profile))
+    lines += [*_load(profile), *judge_profile(profile, declared_block_size(profile))]
     return [*lines, *judge_surroundings(profile, request.out, env, simulated=simulated)]
+
+
+def _load(profile: Profile) -> list[Line]:
+    """Whether the load can be sent and shows what the profile asks of it; its figures where a file says them."""
+    try:
+        said = check_load(profile)
+    except UsageError as error:
+        return [wrong("load", error.message, error.hint or "See docs/profile.md for the format.")]
+    return [ok("load", said)] if said else []

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.clock import Clock
 from tuner.doctor.line import Line, ok, warning, wrong
 from tuner.doctor.sense import judge_prefix
+from tuner.doctor.stream import ask_stream, judge_stream
 from tuner.doctor.surroundings import PROXIES
+from tuner.domain.observation import CounterDelta
 from tuner.domain.profile import Profile
 from tuner.domain.workload import SharedPrefixWorkload
 from tuner.errors import LoadError
@@ -19,7 +20,8 @@ from tuner.load.probe import ServerFacts, probe
 from tuner.load.reply import whole
 from tuner.load.target import Target
 from tuner.load.vocabulary import tokenize
-from tuner.telemetry import Snapshot, Unknown, cache_info, scrape
+from tuner.measure.counted import others_use_it
+from tuner.telemetry import Snapshot, Unknown, cache_info, metrics_span
 
 DEFAULT_BLOCK = 16
 _PROBES = 9
@@ -33,46 +35,54 @@ _AUTH_MEND = (
 )
 
 
-@dataclass
-class _Seen:
-    """What the server has told so far."""
-
-    facts: ServerFacts
-    block_size: int | None = None
-    kv_tokens: int | None = None
-    cached_again: int | None = None
-    lines: list[Line] = field(default_factory=list)
-
-
 async def judge_server(target: Target, profile: Profile, clock: Clock, env: Mapping[str, str]) -> list[Line]:
     """Every finding about one server; the first that makes the others pointless ends the list."""
+    ignore_eos = profile.workload.ignore_eos
     try:
-        facts = await probe(target)
+        facts = await probe(target, ignore_eos=ignore_eos)
     except LoadError as error:
         return [explain(error, target, env)]
     what = " (chunktune's simulated engine)" if facts.simulated else ""
-    lines = [ok("server", f"{target.base} serves {facts.model!r}{what}")]
-    lines += _facts(facts)
-    metrics = await scrape(target.base, headers=target.headers)
-    block_size, kv_tokens = (None, None)
-    if isinstance(metrics, Unknown):
-        lines.append(
-            warning(
-                "metrics",
-                f"{metrics.reason}: hit rate, engine steps and preemptions will not be measured",
-                "Let /metrics through (it is beside /v1, not below it).",
-            )
-        )
-    else:
-        kv_tokens, block_size = cache_info(metrics)
-        lines += judge_metrics(metrics)
-    async with Questions(target, _ASK_TIMEOUT_S) as questions:
+    lines = [ok("server", f"{target.base} serves {facts.model!r}{what}"), *_facts(facts)]
+    async with (
+        metrics_span(target.base, clock, headers=target.headers) as span,
+        Questions(target, _ASK_TIMEOUT_S) as questions,
+    ):
+        metrics = span.before
+        kv_tokens, block_size = cache_info(metrics) if isinstance(metrics, Snapshot) else (None, None)
         info = await _server_info(questions)
         times_ms, cached, length = await _again_and_again(questions, facts, clock, block_size or DEFAULT_BLOCK)
+        streamed = await ask_stream(target, facts, clock, ignore_eos=ignore_eos)
+    lines += judge_stream(streamed, ignore_eos=ignore_eos)
+    lines += judge_metrics(metrics) if isinstance(metrics, Snapshot) else [_no_metrics(metrics)]
+    whole_answers = len(times_ms) + 1 if times_ms else 0
+    lines += judge_counters(span.delta, sent=_PROBES + 1, answered=whole_answers + streamed.ok)
     caching = judge_caching(cached, length, facts.reports_cached_tokens, _says_caching(info, metrics))
     alignment = _alignment(profile, block_size)
     memory = judge_pool(kv_tokens, needed_tokens(profile))
     return [*lines, caching, *alignment, memory, judge_jitter(times_ms, [caching, *alignment, memory])]
+
+
+def _no_metrics(metrics: Unknown) -> Line:
+    return warning(
+        "metrics",
+        f"{metrics.reason}: hit rate, engine steps and preemptions will not be measured",
+        "Let /metrics through (it is beside /v1, not below it).",
+    )
+
+
+def judge_counters(counters: CounterDelta, *, sent: int, answered: int) -> list[Line]:
+    """Whether the server's counters are about our requests: of so many sent, at least so many answered. Pure."""
+    if counters.requests_finished is None:
+        return []
+    others = others_use_it(counters, sent=sent, answered=answered, most=sent)
+    if not others:
+        return [ok("counters", f"the server counted the {sent} requests that were sent, and no others")]
+    return [
+        warning(
+            "counters", others, "Measure while nobody else does, and one server rather than several behind one address."
+        )
+    ]
 
 
 def explain(error: LoadError, target: Target, env: Mapping[str, str]) -> Line:

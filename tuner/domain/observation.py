@@ -30,6 +30,8 @@ class RequestRecord:
     """Times between successive token-bearing deltas of one choice, ms; one choice after the other."""
     deltas: int = 0
     """Token-bearing deltas received."""
+    keep_alives: int = 0
+    """Deltas without text that were no tokens, by the count of `usage`."""
     choices: int = 1
     """Answers to this one request (`n`)."""
     finish_reason: str | None = None

@@ -37,10 +37,10 @@ def parse_size(text: str) -> int:
     number, unit = match.groups()
     power = 1 + "kmgt".index(unit.lower())
     if unit.islower():
-        return round(float(number) * 1000**power)
+        return int(float(number) * 10 ** (3 * power))
     if "." in number:
         raise ValueError(f"{text!r} is no whole number: {unit} counts in powers of 1,024; write {number}{unit.lower()}")
-    return int(number) * 1024**power
+    return int(number) << (10 * power)
 
 
 def sized(option: str, value: Any) -> Any:

@@ -83,7 +83,7 @@ CAUSES: Final[dict[str, Cause]] = {
     ),
     "plugin_failed": Cause(
         "the scheduler plug-in could not be loaded in the engine",
-        "Leave reuse_budget out of the space, or install a vLLM version that the plug-in knows.",
+        "Leave reuse_budget out of the space or tune with --no-live, or install a vLLM version that the plug-in knows.",
     ),
     "nccl_failed": Cause(
         "the GPUs could not talk to one another (NCCL)",
@@ -150,6 +150,18 @@ CAUSES: Final[dict[str, Cause]] = {
     "http_error": Cause("the server answered with an error", "See the message, and the server's log."),
     "too_many_failures": Cause("too many requests of the round failed", "See the first failure's message."),
     "client_limited": Cause("the client could not keep up with the load", "Lower the load, or run on a faster host."),
+    "answers_differ": Cause(
+        "answers were not as long as the load asks for",
+        "Set workload.ignore_eos: false to measure answers that end where the model ends them, or take away what ends "
+        "them before (a limit of the generation config, a gateway).",
+    ),
+    "prompts_differ": Cause(
+        "prompts did not arrive as the load sends them", "Measure the engine itself, without what stands before it."
+    ),
+    "queue_grows": Cause(
+        "the server cannot keep up with the rate of the load",
+        "Lower workload.rate (of a trace, workload.speed), or give a concurrency.",
+    ),
     "unknown": Cause("the engine failed for a reason that is not known here", "See the log."),
 }
 """Every cause code that chunktune writes, with its plain sentence and hint."""
@@ -290,7 +302,12 @@ SIGNS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ),
     (
         "plugin_failed",
-        _any(r"No module named 'tuner", r"cannot import name 'ReuseBudgetScheduler'", r"ReuseBudgetScheduler"),
+        _any(
+            r"No module named 'tuner",
+            r"cannot import name '(?:ReuseBudget|Live)Scheduler'",
+            r"ReuseBudgetScheduler",
+            r"chunktune: (?:the reuse budget|live control) cannot run here",
+        ),
     ),
     ("no_chat_template", _any(r"default chat template is no longer allowed", r"must provide a chat template")),
     (

@@ -12,6 +12,7 @@ from typing import Any
 from tuner.domain.experiment import Diagnosis
 from tuner.domain.observation import MemoryBreakdown
 from tuner.domain.setting import CHUNK_KNOB, Scalar
+from tuner.domain.units import sized
 from tuner.engine.diagnosis import cause
 from tuner.engine.logs import clean
 
@@ -131,6 +132,10 @@ def with_server_info(config: EffectiveConfig, info: Mapping[str, Any], asked: It
                 args[key] = values[key]
                 break
     block = args.get("block_size")
+    if isinstance(block, int) and _is_part(block, config.block_size):
+        # The engine's own choice for the groups of a hybrid model, and no option that anybody gave.
+        block = config.block_size
+        del args["block_size"]
     revision = (sections.get("model_config") or {}).get("revision")
     return replace(
         config,
@@ -147,8 +152,9 @@ def with_metrics(config: EffectiveConfig, metrics: str) -> EffectiveConfig:
     args = dict(config.args)
     for match in _CACHE_INFO.finditer(metrics):
         labels = dict(_LABEL.findall(match["labels"]))
-        if labels.get("block_size", "").isdigit():
-            block_size = int(labels["block_size"])
+        stated = int(labels["block_size"]) if labels.get("block_size", "").isdigit() else 0
+        if stated and not _is_part(stated, block_size):
+            block_size = stated
             args.setdefault("block_size", block_size)
         if labels.get("kv_cache_size_tokens", "").isdigit():
             tokens += int(labels["kv_cache_size_tokens"])
@@ -157,18 +163,25 @@ def with_metrics(config: EffectiveConfig, metrics: str) -> EffectiveConfig:
     return replace(config, args=args, block_size=block_size, kv_cache_tokens=config.kv_cache_tokens or tokens or None)
 
 
+def _is_part(block: int, of: int | None) -> bool:
+    """Whether a block size is that of a part of larger blocks, as /metrics of a hybrid model has it."""
+    return of is not None and block < of and of % block == 0
+
+
 def difference(asked: Mapping[str, Scalar], effective: Mapping[str, Scalar]) -> Diagnosis | None:
     """`not_as_asked` for the first number or switch that runs differently; words are not compared, since
-    vLLM resolves them (`auto`)."""
-    for key, want in asked.items():
-        have = effective.get(key)
+    vLLM resolves them (`auto`). A block size that divides the other is no difference: a hybrid model has both."""
+    for key, given in asked.items():
+        want, have = sized(key, given), effective.get(key)
         if not isinstance(want, bool | int | float) or not isinstance(have, bool | int | float):
             continue
         if key == "max_model_len" and want == -1:
             continue  # "whatever fits"
+        if key == "block_size" and max(want, have) % max(min(want, have), 1) == 0:
+            continue
         same = want is have if isinstance(want, bool) or isinstance(have, bool) else math.isclose(want, have)
         if not same:
-            return cause("not_as_asked", f"{key} is {have}, asked for was {want}")
+            return cause("not_as_asked", f"{key} is {have}, asked for was {given}")
     return None
 
 

@@ -85,6 +85,8 @@ def command_line(spec: LaunchSpec, port: int, served_name: str = "chunktune") ->
             )
     args: dict[str, Any] = {"enable_prompt_tokens_details": True, **spec.args}
     if spec.live:
+        if spec.args.get("scheduler_cls") is not None:
+            raise UsageError("engine.args.scheduler_cls: a live start has a scheduler of its own", "Use --no-live.")
         args["scheduler_cls"] = LIVE_CLASS
     elif _budgeted(spec) and spec.reuse_budget is not None:
         args["scheduler_cls"] = SCHEDULER_CLASS

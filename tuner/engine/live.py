@@ -48,13 +48,17 @@ class LiveReport:
     """What each of them runs."""
     counters: dict[str, float]
     """Summed over engines, peaks as the largest."""
+    reason: str = ""
+    """What one of them says of itself, such as that its lease ran out."""
 
     def mismatch(self, values: Mapping[str, Any]) -> str:
         """The first difference from what was requested, as a sentence; '' when every engine runs it."""
-        for applied in self.applied:
+        for engine, applied in enumerate(self.applied):
             for name, want in values.items():
                 if want is not None and name in applied and not _same(want, applied[name]):
-                    return f"requested {name} {_text(want)}, running {_text(applied[name])}"
+                    where = f" on engine {engine}" if len(self.applied) > 1 else ""
+                    why = f"; {self.reason}" if self.reason else ""
+                    return f"requested {name} {_text(want)}, running {_text(applied[name])}{where}{why}"
         chunk, largest = values.get("max_num_batched_tokens"), self.counters.get("largest_step_tokens", 0.0)
         if isinstance(chunk, int) and largest > chunk:
             return f"requested max_num_batched_tokens {chunk}, a step had {largest:.0f} tokens"
@@ -72,7 +76,7 @@ class LiveControl:
 
     async def facts(self) -> LiveFacts:
         """EngineError `live_lost` when an engine does not answer."""
-        first = (await self._ask("report"))[0]
+        first = (await self._reports())[0]
         return LiveFacts(dict(first.boot), first.stock_chunk, first.budget_reason)
 
     async def apply(self, values: Mapping[str, Any], lease_s: float) -> None:
@@ -96,13 +100,20 @@ class LiveControl:
 
     async def report(self) -> LiveReport:
         """What they run, and what they did since the first request after the last `apply`."""
-        reports = await self._ask("report")
+        reports = await self._reports()
         counters: dict[str, float] = {}
         for report in reports:
             for name, value in report.counters.items():
                 seen = counters.get(name, 0.0)
                 counters[name] = max(seen, value) if name in _PEAKS else seen + value
-        return LiveReport([r.applied for r in reports], counters)
+        return LiveReport([r.applied for r in reports], counters, next((r.reason for r in reports if r.reason), ""))
+
+    async def _reports(self) -> list[Report]:
+        reports = await self._ask("report")
+        for report in reports:
+            if report.state != "report":
+                raise EngineError(cause("live_lost", report.reason))
+        return reports
 
     async def _ask(self, op: Op, values: Mapping[str, Any] | None = None, lease_s: float = 0.0) -> list[Report]:
         command = Command(secrets.token_hex(8), op, dict(values or {}), lease_s)
@@ -118,7 +129,8 @@ class LiveControl:
                 report = read_report(self._folder, engine)
             except MessageError as error:
                 raise EngineError(cause("live_lost", str(error))) from None
-            if report is not None and report.nonce == nonce:
+            # Without a nonce: it could not read the command, and says why.
+            if report is not None and report.nonce in (nonce, ""):
                 return report
             if self._clock.monotonic_s() >= deadline_s:
                 which = f"engine {engine} of {self._engines}" if self._engines > 1 else "the engine"

@@ -53,6 +53,9 @@ POLICIES: Final[dict[str, Policy]] = {
     "http_error": "load",
     "too_many_failures": "load",
     "client_limited": "load",
+    "answers_differ": "load",
+    "prompts_differ": "load",
+    "queue_grows": "load",
 }
 
 

@@ -140,6 +140,7 @@ async def _until_gone(
         reap()
         living = family.refresh()
         if not living:
+            reap()
             return []
         # A second SIGTERM can cut an orderly end short; a second SIGKILL is for those that forked meanwhile.
         fresh = [p for p in living if p not in told]

@@ -14,15 +14,18 @@ from tuner.errors import EngineError
 from tuner.experiment.choice import EngineChoice
 from tuner.experiment.design import StartPlan
 from tuner.experiment.session import engine_spec
+from tuner.load.check import check_workload
 from tuner.space.search_space import declared_block_size, search_space, setting_of
 
 
-async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
-    """Whether this engine takes the profile's options and knobs, as far as it tells without a start.
+async def check_before_start(profile: Profile, choice: EngineChoice) -> str:
+    """Whether the load can be sent, and the engine takes the profile's options and knobs, as far as it tells without a
+    start. Returns a sentence about a load that comes from a file, '' for others.
 
-    ProfileError and UsageError name the option, or the values, that it will not take; EngineError when the engine's
-    command does not even answer.
+    ProfileError and UsageError name the option, the values or the lines that will not do; EngineError when the
+    engine's command does not even answer.
     """
+    load = check_load(profile)
     space = search_space(profile)
     _check_ours(profile, choice, setting_of(next(space.combinations())))
     installed = await inspect_installed(choice.launcher, {**choice.env, **profile.engine.env})
@@ -34,6 +37,13 @@ async def check_before_start(profile: Profile, choice: EngineChoice) -> None:
     violation = static_rule_violation(profile.engine.args, declared_block_size(profile))
     if violation is not None:
         raise stopped_by(violation)
+    return load
+
+
+def check_load(profile: Profile) -> str:
+    """`check_workload` for a profile, whose paths are absolute."""
+    limits = [c.metric for c in profile.constraints]
+    return check_workload(profile.workload, Path(), [*profile.objective.metrics, *limits, *profile.regress_metrics])
 
 
 def _check_ours(profile: Profile, choice: EngineChoice, setting: Setting) -> None:

@@ -10,6 +10,7 @@ from tuner.clock import Clock
 from tuner.domain.experiment import Diagnosis, Results, Round, Start, StartState, StartTime
 from tuner.domain.measurement import Measurement
 from tuner.domain.observation import ClientStats, MemoryTimeline, RoundObservation
+from tuner.engine.causes import CAUSES
 from tuner.engine.policy import policy
 from tuner.errors import EngineError, LoadError
 from tuner.experiment.design import Design, StartPlan, Step
@@ -111,10 +112,12 @@ class _StartUnderWay:
         try:
             async with open_session(self._plan, self.start.number) as session:
                 self._ready(session)
-                state, diagnosis = await self._rounds(session)
+                try:
+                    state, diagnosis = await self._rounds(session)
+                finally:
+                    self._stop_from_s = self._clock.monotonic_s()
                 if state == "completed":
                     self._step = None
-                self._stop_from_s = self._clock.monotonic_s()
             self._end(state, diagnosis)
         except EngineError as error:
             self._end(self._failed_as(error.diagnosis), error.diagnosis)
@@ -148,12 +151,12 @@ class _StartUnderWay:
             self._step = step
             last = given_up.get((step.named.id, step.cycle))
             if last is not None:
-                return "load_failed", Diagnosis(code=last.code or "http_error", message=last.discarded)
+                return "load_failed", _why(last)
             self._define(step)
             failed = await self._measure_step(session, step)
             if failed is not None:
                 if failed.code in HOPELESS:
-                    diagnosis = Diagnosis(code=failed.code, message=failed.discarded)
+                    diagnosis = _why(failed)
                     return self._failed_as(diagnosis), diagnosis
                 given_up[step.named.id, step.cycle] = failed
         return "completed", None
@@ -263,6 +266,12 @@ class _StartUnderWay:
             load_s=self._session.load_s,
             stop_s=0.0 if self._stop_from_s is None else now_s - self._stop_from_s,
         )
+
+
+def _why(discarded: RoundResult) -> Diagnosis:
+    code = discarded.code or "http_error"
+    hint = CAUSES[code].hint if code in CAUSES else ""
+    return Diagnosis(code=code, message=discarded.discarded, hint=hint)
 
 
 def _refused(reason: str) -> RoundResult:

@@ -187,6 +187,7 @@ class ServerSession:
             block_size=self.block_size,
             chunk_tokens=self._chunk_tokens(),
             shared_prefix_tokens=shared_prefix_tokens(self.workload),
+            kv_cache_tokens=self.engine.effective.kv_cache_tokens if self.engine else None,
         )
         return RoundResult(measurement, observation, timeline, discarded, code)
 
@@ -349,7 +350,7 @@ async def _connected(
     source: MemorySource,
     clock: Clock,
 ) -> AsyncIterator[tuple[ServerFacts, Planner, Sampler]]:
-    server = await probe(target)
+    server = await probe(target, ignore_eos=workload.ignore_eos)
     planner = await Planner.open(target, workload, server, seed=seed, base_dir=Path())
     sampler = Sampler(source, clock=clock)
     await asyncio.to_thread(sampler.start)

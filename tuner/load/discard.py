@@ -13,7 +13,9 @@ from tuner.load.steady import queue_growth
 FAILURES_ALLOWED = 0.10
 """A round with a larger share of failed requests does not count."""
 DIFFERENCE_ALLOWED = 0.03
-"""Nor does one in which prompts or answers differ by more than this share of the tokens that were planned."""
+"""Nor does one whose prompts or answers differ from what was planned by more than this share of their tokens."""
+DIFFERENT_ALLOWED = 0.10
+"""Nor one in which a larger share of them differs at all."""
 TEMPLATE_TOKENS = 2
 """A prompt may have so many more or fewer: the tokens at its ends, which servers count differently."""
 GIVEN_UP = "the round was given up"
@@ -21,6 +23,7 @@ GIVEN_UP = "the round was given up"
 Discard = tuple[str, str]
 """A stable code, and a sentence."""
 COUNTS: Discard = ("", "")
+_FULL = ("length", "max_tokens")
 _SWITCH = "set workload.ignore_eos: false to measure answers that end where the model ends them"
 
 
@@ -31,7 +34,7 @@ def judge(
 
     `stopped` is what ended it early, `warm` of `warm_start`, `limited` why the client was the limit.
     """
-    found = _failures(records, stopped)
+    found = _failures(plan, records, stopped)
     if found != COUNTS or plan.phase == "warmup":
         return found
     if warm is not None:
@@ -50,7 +53,7 @@ def judge(
     return ("queue_grows", growth) if growth else COUNTS
 
 
-def _failures(records: Sequence[RequestRecord], stopped: Discard) -> Discard:
+def _failures(plan: RoundPlan, records: Sequence[RequestRecord], stopped: Discard) -> Discard:
     code, what = stopped
     failed = [r for r in records if r.error is not None]
     if not what and len(failed) <= FAILURES_ALLOWED * len(records):
@@ -64,8 +67,11 @@ def _failures(records: Sequence[RequestRecord], stopped: Discard) -> Discard:
         return code, what
     kinds = ", ".join(f"{n} {kind}" for kind, n in counts.most_common())
     own = [r for r in failed if r.error != GIVEN_UP] or failed
-    broken = f"; {sentence}" if (sentence := broken_off(records)) else ""
-    return code, f"{what}: {len(failed)} of {len(records)} ({kinds}); the first: {own[0].error}{broken}"
+    broken = broken_off(records) if plan.exact_answers else ""
+    return (
+        code,
+        f"{what}: {len(failed)} of {len(records)} ({kinds}); the first: {own[0].error}{broken and f'; {broken}'}",
+    )
 
 
 def broken_off(records: Sequence[RequestRecord]) -> str:
@@ -76,7 +82,7 @@ def broken_off(records: Sequence[RequestRecord]) -> str:
     broken = [r.output_tokens_planned for r in records if r.error is not None and r.deltas]
     lengths = [n for n in broken if n is not None]
     whole = max((r.output_tokens_planned or 0 for r in records if r.ok), default=0)
-    if len(lengths) < 2 or min(lengths) <= whole:
+    if not whole or len(lengths) < 2 or min(lengths) <= whole:
         return ""
     return (
         f"every answer of more than {counted(whole, 'token')} broke off ({len(lengths)} of {len(records)}); if the "
@@ -90,43 +96,48 @@ def _prompts(plan: RoundPlan, records: Sequence[RequestRecord]) -> Discard:
         for r in records
         if plan.exact_prompts and r.prompt_tokens_planned is not None and r.prompt_tokens is not None
     ]
-    slack = TEMPLATE_TOKENS * len(pairs)
-    if _difference(pairs) <= DIFFERENCE_ALLOWED * sum(p for p, _ in pairs) + slack:
+    said = _difference(pairs, "prompt", TEMPLATE_TOKENS)
+    if not said:
         return COUNTS
     return "prompts_differ", (
-        f"the prompts are not what was asked: {_figures(pairs, 'prompt')} were counted by the server; something before "
-        "the engine cuts prompts or adds to them, or its tokenizer is another: measure the engine itself"
+        f"{said} arrived, by the server's count. Something before the engine cuts prompts or adds to them, or its "
+        "tokenizer is another than that of /tokenize: measure the engine itself"
     )
 
 
 def _answers(records: Sequence[RequestRecord]) -> Discard:
     asked = [r for r in records if r.ok and r.output_tokens_planned is not None]
-    pairs = [(r.output_tokens_planned or 0, r.output_tokens) for r in asked]
-    known = [(planned, given) for planned, given in pairs if given is not None]
-    if _difference(known) > DIFFERENCE_ALLOWED * sum(planned for planned, _ in known):
-        reasons = Counter(r.finish_reason or "none" for r in asked if r.output_tokens != r.output_tokens_planned)
-        ends = ", ".join(f"{n} {reason}" for reason, n in reasons.most_common(3))
+    known = [(r.output_tokens_planned or 0, r.output_tokens) for r in asked if r.output_tokens is not None]
+    early = [r for r in asked if r.output_tokens is None and (r.finish_reason or "length").lower() not in _FULL]
+    differing = early + [r for r in asked if r.output_tokens not in (None, r.output_tokens_planned)]
+    said = _difference(known, "output", 0)
+    if said:
+        said += " were given"
+    elif len(early) > DIFFERENT_ALLOWED * len(asked):
+        said = f"{len(early)} of {len(asked)} answers ended before the length that was asked for"
+    if said:
+        ends = Counter(r.finish_reason or "none" for r in differing).most_common(3)
+        reasons = ", ".join(f"{n} {reason}" for reason, n in ends)
         return "answers_differ", (
-            f"the answers are not as long as asked: {_figures(known, 'output')} were given (finish reasons: {ends}). "
-            f"The server ends answers at a limit or stop of its own, or does not honour `ignore_eos`: {_SWITCH}"
-        )
-    early = sum(given is None and r.finish_reason not in (None, "length") for r, (_, given) in zip(asked, pairs, strict=True))
-    if early > DIFFERENCE_ALLOWED * len(pairs):
-        return "answers_differ", (
-            f"the answers are not as long as asked: {early} of {len(pairs)} ended by themselves before that. The "
-            f"server does not honour `ignore_eos`: {_SWITCH}"
+            f"{said} (finish reasons: {reasons}). The server ends answers at a limit or a stop of its own, or does "
+            f"not honour `ignore_eos`: {_SWITCH}"
         )
     broken = broken_off(records)
-    return ("answers_differ", f"the longest answers are missing: {broken}") if broken else COUNTS
+    return ("answers_differ", broken) if broken else COUNTS
 
 
-def _difference(pairs: Sequence[tuple[int, int]]) -> int:
-    return sum(abs(planned - given) for planned, given in pairs)
-
-
-def _figures(pairs: Sequence[tuple[int, int]], kind: str) -> str:
-    planned, given = (sum(column) for column in zip(*pairs, strict=True))
-    return f"{given:,} of {planned:,} {kind} tokens ({100 * given / planned:.0f} %)"
+def _difference(pairs: Sequence[tuple[int, int]], kind: str, slack: int) -> str:
+    """The figures where the numbers of tokens, (planned, counted), differ by too much; '' where they do not."""
+    planned, given = sum(p for p, _ in pairs), sum(g for _, g in pairs)
+    differing = sum(abs(p - g) > (max(slack, DIFFERENCE_ALLOWED * p) if slack else 0) for p, g in pairs)
+    off = sum(abs(p - g) for p, g in pairs)
+    if off <= DIFFERENCE_ALLOWED * planned + slack * len(pairs) and differing <= DIFFERENT_ALLOWED * len(pairs):
+        return ""
+    what = "prompts are" if kind == "prompt" else "answers are"
+    return (
+        f"{differing} of {len(pairs)} {what} not as long as asked: {given:,} of {planned:,} {kind} tokens "
+        f"({100 * given / planned:.0f} %)"
+    )
 
 
 def warm_start(first: RequestRecord, same_prefix: Sequence[RequestRecord], allowance: int) -> int | None:

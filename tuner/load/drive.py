@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.observation import Phase, RequestRecord, RoundObservation
-from tuner.load.discard import FAILURES_ALLOWED, discard_code, discard_reason, warm_start
+from tuner.load.discard import COUNTS, FAILURES_ALLOWED, GIVEN_UP, Discard, judge, warm_start
 from tuner.load.exchange import Exchange
 from tuner.load.keeping_up import client_stats, loop_lags_ms, mean_in_flight
 from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan, longest_reply_bytes
@@ -35,8 +35,9 @@ async def drive(
 ) -> RoundObservation:
     """One round. Never raises for a failing server: `discarded` then says why the round cannot count.
 
-    `died` is polled (ten times a second): true ends the round. So does a server that sends nothing for
-    `stall_timeout_s` while requests wait, and a share of failures that no later success could make up for.
+    `died` is polled (ten times a second): true ends the round. So does a server that sends nothing at all for
+    `stall_timeout_s` while requests wait, and a share of failures that no later success could make up for. A request
+    that is never answered while others are is a timeout, no more.
     `on_progress(ended, of)` is called now and then. Cancellation closes every connection and goes on.
     """
     round_ = _Round(target, plan, clock, stall_timeout_s, died, on_progress)
@@ -98,8 +99,10 @@ class _Round:
         self._kept_bytes = 0
         self._measuring = False
         self._sending = True
-        self._discarded = ""
-        self._discard_code = ""
+        self._stopped: Discard = COUNTS
+        self._answered_since = False
+        """A request was answered since the last ones were given up for silence."""
+        self._last_answered = -1
         self._ticks_late: list[float] = []
         self._tick_due = 0.0
         self._tick_handle: asyncio.TimerHandle | None = None
@@ -230,9 +233,12 @@ class _Round:
             self._lead_ended += 1
         if exchange.failure is not None or self._looks_failed(exchange):
             self._failed_count += 1
-            if self._failed_count > FAILURES_ALLOWED * self._total and not self._discarded:
-                self._stop("too many requests failed")
+            if self._failed_count > FAILURES_ALLOWED * self._total and self._stopped == COUNTS:
+                self._stop("", "too many requests failed")
                 return
+        else:
+            self._answered_since = True
+            self._last_answered = max(self._last_answered, exchange.index)
         if self._sending:
             if self._lead_ended == self._plan.lead.count:
                 self._sending = False
@@ -267,7 +273,7 @@ class _Round:
     def _look(self, now: float) -> None:
         """Deadlines, progress, the engine."""
         if self._died is not None and self._died():
-            self._stop("the engine died in mid-round", "cut", "the engine died", "engine_died")
+            self._stop("engine_died", "the engine died in mid-round", "cut", "the engine died")
             return
         limit = self._target.request_timeout_s
         overdue = [e for e in self._in_flight.values() if now - e.sent_s > limit]
@@ -282,12 +288,19 @@ class _Round:
                 self._on_progress(self._ended_count, max(self._total, self._ended_count))
             self._progress_mark = mark
         elif now - self._last_progress_s > self._stall_timeout_s:
-            self._stop(
-                f"the server sent nothing for {self._stall_timeout_s:g} s while {len(self._in_flight)} requests waited",
-                "stalled",
-                f"the server sent nothing for {self._stall_timeout_s:g} s",
-                "engine_stalled",
-            )
+            self._silent(f"the server sent nothing for {self._stall_timeout_s:g} s")
+
+    def _silent(self, text: str) -> None:
+        """Nothing came for long. Requests that others have overtaken, or a single one, are lost; else it is a stall."""
+        waiting = list(self._in_flight.values())
+        lost = len(waiting) == 1 or all(e.index < self._last_answered for e in waiting)
+        if not lost or not self._answered_since:
+            self._stop("engine_stalled", f"{text} while {len(waiting)} requests waited", "stalled", text)
+            return
+        self._answered_since = False
+        for exchange in waiting:
+            if exchange.index in self._in_flight:
+                self._carrier.give_up(exchange, "timeout", f"no answer, and {text}")
 
     def _weigh(self) -> None:
         """Give up replies that are longer than any answer could be."""
@@ -303,15 +316,13 @@ class _Round:
                     exchange, "stream_error", f"the reply is longer than any answer of its length: {held >> 20} MiB"
                 )
 
-    def _stop(
-        self, discarded: str, code: str = "cut", text: str = "the round was given up", discard_code: str = ""
-    ) -> None:
-        """The round cannot count any more: end what is under way."""
-        self._discarded = self._discarded or discarded
-        self._discard_code = self._discard_code or discard_code
+    def _stop(self, code: str, reason: str, failure: str = "cut", text: str = GIVEN_UP) -> None:
+        """The round cannot count any more, for this code and reason: end what is under way as failures."""
+        if self._stopped == COUNTS:
+            self._stopped = (code, reason)
         self._sending = False
         for exchange in list(self._in_flight.values()):
-            self._carrier.give_up(exchange, code, text)
+            self._carrier.give_up(exchange, failure, text)
         self._finish()
 
     def _finish(self) -> None:
@@ -320,7 +331,9 @@ class _Round:
 
     def _read(self, exchange: Exchange) -> RequestRecord:
         return exchange.read(
-            reports_cached_tokens=self._plan.reports_cached_tokens, secret=self._target.api_key or None
+            reports_cached_tokens=self._plan.reports_cached_tokens,
+            reports_finish=self._plan.reports_finish,
+            secret=self._target.api_key or None,
         )
 
     def _warm_start(self, records: Sequence[RequestRecord]) -> int | None:
@@ -361,7 +374,7 @@ class _Round:
             measured_to_s=max(ends, default=self._started_s),
         )
         warm = self._warm_start(records)
-        observation.discarded = discard_reason(self._plan, records, self._discarded, warm, client.limited_reason)
-        if observation.discarded:
-            observation.discard_code = discard_code(records, self._discard_code, warm, client.limited)
+        observation.discard_code, observation.discarded = judge(
+            self._plan, records, self._stopped, warm, client.limited_reason
+        )
         return observation

@@ -132,6 +132,7 @@ def _read(exchange: Exchange, reports_cached_tokens: bool, reports_finish: bool,
         record.token_gaps_ms = reply.gaps_ms
     record.first_answer_s = reply.first_answer_s
     record.deltas = len(times)
+    record.keep_alives = reply.keep_alives
     record.choices = max(1, len(reply.choices))
     record.finish_reason = None if reply.finish_reason is None else printable(reply.finish_reason[:40])
     record.finished_s = exchange.end_s

@@ -18,7 +18,7 @@ from tuner.load.target import Api, Target
 from tuner.load.vocabulary import tokenize
 from tuner.web import SIMULATED_OWNER
 
-_HELLO = "The first request asks for one token, to see that the server answers as it should."
+HELLO = "The first request asks for one token, to see that the server answers as it should."
 _KEY_MEND = "Name the environment variable that holds the key with --api-key-env NAME."
 
 
@@ -105,20 +105,20 @@ class _Prober:
     ignore_eos: bool
 
     async def completions(self, label: str) -> ServerFacts:
-        ids = await tokenize(self.questions, {"model": self.model, "prompt": _HELLO, "add_special_tokens": False})
+        ids = await tokenize(self.questions, {"model": self.model, "prompt": HELLO, "add_special_tokens": False})
         token_ids = False
         record: RequestRecord | None = None
         if ids is not None:
             record = await self._ask("/v1/completions", {"prompt": ids})
             token_ids = record.error is None and record.prompt_tokens == len(ids)
         if record is None or record.error_code == "http_error":
-            record = await self._ask("/v1/completions", {"prompt": _HELLO})
-        await self._raise_for(record, "/v1/completions", {"prompt": _HELLO})
+            record = await self._ask("/v1/completions", {"prompt": HELLO})
+        await self._raise_for(record, "/v1/completions", {"prompt": HELLO})
         return self._facts(record, "completions", token_ids=token_ids, label=label)
 
     async def chat(self, target: Target) -> ServerFacts:
         path = "/v1/chat/completions"
-        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": _HELLO}]
+        messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": HELLO}]
         record = await self._ask(path, {"messages": messages})
         if record.error_code == "http_error" and record.status in (400, 422, 500, 404) and _no_template(record):
             try:

@@ -34,7 +34,7 @@ START_SD: Final = 0.03
 """What a restart changes for every setting alike, relative: the prior."""
 SETTING_START_SD: Final = 0.01
 """What a restart changes for one setting beyond the others, relative: the prior."""
-PRIOR_DF: Final = 4.0
+PRIOR_DF: Final = 3.0
 
 Matrix = npt.NDArray[np.float64]
 
@@ -140,7 +140,7 @@ def start_noise(sides: Iterable[tuple[Sequence[Matrix], Noise | None]]) -> Noise
 def over_starts(
     groups: Sequence[Matrix], prior_sd: float, *, rounds: Noise | None = None, starts: Noise | None = None
 ) -> Estimate | None:
-    """The mean over starts of values by start; None without a value.
+    """The mean over starts of values by start, a start's weight by how sure its mean is; None without a value.
 
     `prior_sd` is the prior of what starts add. `rounds` and `starts` are variances estimated from more data than
     these groups; by default they are estimated from the groups alone. Values that show no noise of rounds, one a
@@ -157,12 +157,15 @@ def over_starts(
     else:
         df = PRIOR_DF + starts.df
         between = Noise((PRIOR_DF * prior + starts.df * starts.variance) / df, df)
-    share = float(np.mean([1 / group.size for group in groups]))
-    within = Noise(rounds.variance * share, rounds.df) if rounds else Noise(0.0, 1.0)
-    variance = between.variance + within.variance
-    spread = between.variance**2 / between.df + within.variance**2 / within.df
-    value = float(np.mean([group.mean() for group in groups]))
-    return Estimate(value, math.sqrt(variance / len(groups)), variance**2 / spread if spread else between.df)
+    sizes = np.array([group.size for group in groups], dtype=np.float64)
+    noise = rounds or Noise(0.0, 1.0)
+    variances = between.variance + noise.variance / sizes
+    weights = 1 / variances if (variances > 0).all() else np.ones(len(groups))
+    weights = weights / weights.sum()
+    parts = (between.variance * float((weights**2).sum()), noise.variance * float((weights**2 / sizes).sum()))
+    spread = parts[0] ** 2 / between.df + parts[1] ** 2 / noise.df
+    value = float(weights @ np.array([group.mean() for group in groups]))
+    return Estimate(value, math.sqrt(sum(parts)), sum(parts) ** 2 / spread if spread else between.df)
 
 
 def difference(one: Estimate, other: Estimate) -> Estimate:

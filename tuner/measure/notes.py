@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from tuner.domain.measurement import Latency, Measurement
 from tuner.domain.observation import RequestRecord
+from tuner.domain.units import counted
 from tuner.measure.percentiles import QUANTILES, least_sample
 
 
@@ -22,13 +24,43 @@ def sample_warning(latencies: Mapping[str, Latency | None], what: str = "") -> s
 
 
 def deltas_warning(records: Sequence[RequestRecord]) -> str | None:
-    """A server that sends several tokens at a time, so that the time between deltas is not per token."""
+    """A server that sends several tokens at a time, or one in pieces: the time between deltas is not per token."""
     good = [r for r in records if r.ok and r.output_tokens]
     tokens, deltas = sum(r.output_tokens or 0 for r in good), sum(r.deltas for r in good)
-    if not deltas or tokens < 1.1 * deltas:
+    if not deltas or deltas / 1.1 < tokens < 1.1 * deltas:
         return None
+    how = (
+        f"{tokens / deltas:.1f} tokens arrive in one piece"
+        if tokens > deltas
+        else f"a token has {deltas / tokens:.1f} pieces"
+    )
+    return f"{how} on average: itl_ms is the time between pieces, see tpot_ms"
+
+
+def failures_note(records: Sequence[RequestRecord]) -> str | None:
+    """How many requests failed, of which kinds, and what the first of them said."""
+    failed = [r for r in records if not r.ok]
+    if not failed:
+        return None
+    kinds = Counter(r.error_code or "unknown" for r in failed)
+    listed = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common())
+    return f"{len(failed)} of {counted(len(records), 'request')} failed ({listed}); the first: {failed[0].error}"
+
+
+def answers_note(records: Sequence[RequestRecord]) -> str | None:
+    """Answers of another length than asked for, of rounds that count with them: few, or not required to be exact."""
+    asked = [r for r in records if r.ok and r.output_tokens_planned is not None]
+    known = [r for r in asked if r.output_tokens is not None]
+    if asked and not known:
+        return "whether answers were as long as asked is not known: the server's usage does not give output tokens"
+    other = sum(r.output_tokens != r.output_tokens_planned for r in known)
+    if not other:
+        return None
+    given = sum(r.output_tokens or 0 for r in known) / len(known)
+    planned = sum(r.output_tokens_planned or 0 for r in known) / len(known)
     return (
-        f"{tokens / deltas:.1f} tokens arrive in one piece on average: itl_ms is the time between pieces, see tpot_ms"
+        f"{other} of {len(known)} answers were not as long as asked: {given:.1f} output tokens on average, "
+        f"{planned:.1f} asked for"
     )
 
 

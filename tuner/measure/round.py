@@ -17,8 +17,16 @@ from tuner.domain.observation import (
     RoundObservation,
 )
 from tuner.domain.profile import Constraint
+from tuner.measure.counted import disowned, not_ours
 from tuner.measure.goodput import is_good, request_limits
-from tuner.measure.notes import deltas_warning, no_hits_note, prefix_note, sample_warning
+from tuner.measure.notes import (
+    answers_note,
+    deltas_warning,
+    failures_note,
+    no_hits_note,
+    prefix_note,
+    sample_warning,
+)
 from tuner.measure.percentiles import latency
 from tuner.measure.samples import Samples, measured, reports_cache
 from tuner.measure.wave import wave_warning
@@ -46,14 +54,21 @@ def measure_round(
     block_size: int | None,
     chunk_tokens: int | None = None,
     shared_prefix_tokens: int | None = None,
+    kv_cache_tokens: int | None = None,
 ) -> Measurement:
     """The numbers of one round, also of one that does not count (`observation.discarded`).
+
+    Counters that are not about these requests alone count for nothing. `kv_cache_tokens` is the size of the pool by
+    the engine's log, for servers whose /metrics does not say.
 
     `chunk_tokens` is the effective max_num_batched_tokens: where the engine does not count prefill
     chunks, it gives the fewest that each prompt can have taken. `shared_prefix_tokens` (the shortest)
     lets a low hit rate be explained.
     """
     requests = measured(observation)
+    others = not_ours(observation.records, counters)
+    if others:
+        counters = disowned(counters, others)
     unmeasured: dict[str, str] = {}
     derived: dict[str, str] = {}
     values: dict[str, Any] = {}
@@ -65,14 +80,20 @@ def measure_round(
         values[name] = None if sample is None else latency(sample.values)
         if values[name] is None:
             unmeasured[name] = why if sample is not None else _NO_CACHE_REPORT
+    if found.collected:
+        unmeasured |= dict.fromkeys(("itl_ms", "tpot_ms"), found.collected)
+        if values["ttft_ms"] is not None:
+            derived["ttft_ms"] = f"the time of the first piece, which holds more than one token: {found.collected}"
     for name in found.groups:
         sample = found.get(f"groups.{name}")
         if sample is not None and (group := latency(sample.values)) is not None:
             groups[name] = group
 
-    values |= _throughput(observation, requests, constraints, unmeasured)
+    values |= _throughput(observation, requests, constraints, found.collected, unmeasured)
     for name in _COUNTED:
         values[name] = getattr(counters, name)
+        if name == "kv_cache_tokens" and values[name] is None:
+            values[name] = kv_cache_tokens
         if values[name] is None:
             unmeasured[name] = counters.reasons.get(name, "the server's /metrics does not say")
     _fill_hit_rate(values, requests, unmeasured, derived)
@@ -93,6 +114,7 @@ def measure_round(
     return Measurement(
         **values,
         failed_requests=sum(not r.ok for r in requests),
+        answered_share=_answered(requests, unmeasured),
         requests=len(requests),
         client=Client(
             late_sends_p99_ms=client.late_sends_p99_ms,
@@ -104,17 +126,31 @@ def measure_round(
         plugin=dict(counters.plugin),
         unmeasured=unmeasured,
         derived=derived,
-        warnings=_warnings(observation, requests, values, block_size, shared_prefix_tokens),
+        warnings=_warnings(observation, requests, values, others, block_size, shared_prefix_tokens),
     )
 
 
 _NO_CACHE_REPORT = "the server does not report cached tokens in usage (vLLM does with --enable-prompt-tokens-details)"
 
 
+def _answered(requests: Sequence[RequestRecord], unmeasured: dict[str, str]) -> float | None:
+    """Output tokens given over those asked for, where the load asks for lengths and the server counts them."""
+    asked = [r for r in requests if r.output_tokens_planned]
+    if not asked:
+        unmeasured["answered_share"] = "the load does not say how long answers are"
+    elif any(r.ok and r.output_tokens is None for r in asked):
+        unmeasured["answered_share"] = "the server's usage does not give output tokens"
+    else:
+        given = sum(r.output_tokens or 0 for r in asked if r.ok)
+        return given / sum(r.output_tokens_planned or 0 for r in asked)
+    return None
+
+
 def _throughput(
     observation: RoundObservation,
     requests: Sequence[RequestRecord],
     constraints: Sequence[Constraint],
+    collected: str,
     unmeasured: dict[str, str],
 ) -> dict[str, Any]:
     """Rates over the measured window: from the first measured send to the last measured end."""
@@ -132,7 +168,9 @@ def _throughput(
     else:
         unmeasured["output_token_throughput"] = "the server's usage does not give output tokens"
     limits = request_limits(constraints)
-    if limits:
+    if collected and any(name in ("itl_ms", "tpot_ms") for name, _ in limits):
+        unmeasured |= dict.fromkeys(("goodput", "goodput_share"), collected)
+    elif limits:
         within = sum(is_good(r, limits) for r in requests)
         values["goodput"] = within / window_s
         values["goodput_share"] = within / len(requests)
@@ -144,13 +182,13 @@ def _throughput(
 def _fill_hit_rate(
     values: dict[str, Any], requests: Sequence[RequestRecord], unmeasured: dict[str, str], derived: dict[str, str]
 ) -> None:
-    """Without /metrics the requests' own cached tokens give the rate of the measured part."""
+    """Without counters of ours the requests' own cached tokens give the rate of the measured part."""
     good = [r for r in requests if r.ok and r.prompt_tokens]
     if values["prefix_hit_rate"] is not None or not good or not reports_cache(good):
         return
     values["prefix_hit_rate"] = sum(r.cached_tokens or 0 for r in good) / sum(r.prompt_tokens or 0 for r in good)
     why = unmeasured.pop("prefix_hit_rate")
-    derived["prefix_hit_rate"] = f"from the measured requests' cached tokens, since /metrics did not give it: {why}"
+    derived["prefix_hit_rate"] = f"from the measured requests' own cached tokens: {why}"
 
 
 def _prefill_chunks(
@@ -218,10 +256,14 @@ def _warnings(
     observation: RoundObservation,
     requests: Sequence[RequestRecord],
     values: Mapping[str, Any],
+    others: str,
     block_size: int | None,
     shared_prefix_tokens: int | None,
 ) -> list[str]:
     notes = [
+        failures_note(requests),
+        answers_note(requests),
+        others or None,
         sample_warning({n: values[n] for n in ("ttft_ms", "itl_ms", "e2e_ms")}),
         deltas_warning(requests),
         wave_warning(observation),

@@ -34,6 +34,7 @@ _MEDIANS = (
     "output_token_throughput",
     "goodput",
     "goodput_share",
+    "answered_share",
     "requests",
     "prefix_hit_rate",
     "prefill_chunks_per_request",
@@ -43,7 +44,14 @@ _MEDIANS = (
     "kv_cache_tokens",
 )
 _WHOLE = {"requests", "kv_cache_tokens", *_WORST}
-_SHARES = {"goodput_share", "prefix_hit_rate", "kv_cache_usage_peak", "memory.peak_fraction", "gpu_utilization.mean"}
+_SHARES = {
+    "goodput_share",
+    "answered_share",
+    "prefix_hit_rate",
+    "kv_cache_usage_peak",
+    "memory.peak_fraction",
+    "gpu_utilization.mean",
+}
 
 _NATURAL_SPREAD = 0.03
 """Relative spread between rounds that is nobody's fault (clocks, batching); doubts begin above it."""

@@ -6,7 +6,7 @@ from contextlib import AbstractAsyncContextManager
 
 from tuner.clock import Clock
 from tuner.domain.profile import Profile
-from tuner.domain.setting import STOCK
+from tuner.domain.setting import Setting
 from tuner.experiment.design import Named, StartPlan, StudyStopped
 from tuner.experiment.events import Events
 from tuner.experiment.runner import run
@@ -52,7 +52,7 @@ async def bench(
 
 def bench_design(label: str, rounds: int) -> Staged:
     """One start of one setting: whatever the server runs."""
-    plan = StartPlan("bench", label, {}, (Named("server", STOCK),), live=False)
+    plan = StartPlan("bench", label, {}, (Named("server", Setting(knobs={"server": label})),), live=False)
     return Staged(lambda _: [plan], lambda _: rounds, repeats=0)
 
 

@@ -67,33 +67,24 @@ class ComparePlan:
     """Starts of each side in the first stage; of servers, cycles."""
     rounds: int = 1
     """Of each side and start."""
-    sides: tuple[Side, Side] | None = None
+    files: tuple[Frozen, Frozen] | None = None
     """Two frozen configurations; None: two servers, measured on `shared`."""
     shared: StartPlan | None = None
     """A start on which both sides are measured."""
-    differences: Differences | None = None
-
-    @classmethod
-    def of_files(
-        cls, names: tuple[str, str], files: tuple[Frozen, Frozen], rules: Rules, *, starts: int, rounds: int, live: bool
-    ) -> ComparePlan:
-        """Frozen configurations; with `live` on shared starts where their boot options agree."""
-        a, b = (Side(n, f.engine_args, f.reuse_budget) for n, f in zip(_settings(*files), files, strict=True))
-        shared = shared_start(*files) if live else None
-        gate, differences = files[0].regress_metrics, configuration_differences(*files)
-        rules = dataclasses.replace(rules, both_ways=True)
-        return cls(names, gate, rules, starts, rounds, (a, b), shared, differences)
 
     def starts(self, stage: int) -> list[StartPlan]:
         """Every start up to the end of this stage: a single one of servers, else shared ones, or A B B A."""
-        pairs = range(1 if self.sides is None else starts_by_stage(self.planned, stage))
+        pairs = range(1 if self.files is None else starts_by_stage(self.planned, stage))
         if self.shared is not None:
             return [self.shared for _ in pairs]
-        return [side.start("compare") for pair in pairs for side in turn(self.sides or (), pair)]
+        assert self.files is not None, "servers share their start"
+        named = zip(settings_of(*self.files), self.files, strict=True)
+        sides = [Side(n, f.engine_args, f.reuse_budget) for n, f in named]
+        return [side.start("compare") for pair in pairs for side in turn(sides, pair)]
 
     def cycles(self, stage: int) -> int:
         """Cycles on each start at the end of this stage."""
-        return starts_by_stage(self.planned, stage) if self.sides is None else self.rounds
+        return starts_by_stage(self.planned, stage) if self.files is None else self.rounds
 
     def design(self) -> Staged:
         """Which start and which round come next."""
@@ -102,7 +93,10 @@ class ComparePlan:
     def judge(self, results: Results, stage: int) -> Judgement:
         """The verdict on B against A."""
         a, b = self._rounds(results)
-        judgement = judge(self._evidence(a, b), self.gate, self.rules, stage=stage)
+        rules = dataclasses.replace(self.rules, both_ways=True)
+        if self.files is None:
+            rules = dataclasses.replace(rules, pair_start_sd=0.0)
+        judgement = judge(self._evidence(a, b), self.gate, rules, stage=stage)
         metrics = count_failures(judgement.metrics, a, b, sides=IDS, other="inconclusive")
         word = overall([metrics[name].verdict for name in self.gate])
         return dataclasses.replace(judgement, metrics=metrics, verdict=word)
@@ -111,7 +105,8 @@ class ComparePlan:
         """Everything that is known once the design is done."""
         judged = self.design().judged(results)
         simulated = any(s.simulated for s in results.starts)
-        return Comparison(self.names, judged.verdict, judged.metrics, simulated, self.differences, list(notes))
+        differences = configuration_differences(*self.files) if self.files else None
+        return Comparison(self.names, judged.verdict, judged.metrics, simulated, differences, list(notes))
 
     def _rounds(self, results: Results) -> tuple[Rounds, Rounds]:
         """By start, those of shared starts in the order of their cycles."""
@@ -162,19 +157,18 @@ def shared_start(a: Frozen, b: Frozen) -> StartPlan | None:
         purpose="compare",
         label=" and ".join(IDS),
         engine_args={**common_args(a, b), CHUNK_KNOB: max(sizes)},
-        settings=_settings(a, b),
+        settings=settings_of(a, b),
         live=True,
         live_budget=a.reuse_budget is not None or b.reuse_budget is not None,
     )
 
 
-def _settings(a: Frozen, b: Frozen) -> tuple[Named, Named]:
-    """What the sides are set to where they differ."""
-    differing = _differing(a.engine_args, b.engine_args)
-    knobs = [{n: v for n in differing if (v := f.engine_args.get(n)) is not None} for f in (a, b)]
-    return Named("A", Setting(knobs=knobs[0], reuse_budget=a.reuse_budget)), Named(
-        "B", Setting(knobs=knobs[1], reuse_budget=b.reuse_budget)
-    )
+def settings_of(a: Frozen, b: Frozen) -> tuple[Named, ...]:
+    """What the sides are set to where they differ, and their chunk sizes."""
+    shown = [CHUNK_KNOB, *_differing(a.engine_args, b.engine_args)]
+    knobs = [{n: v for n in shown if (v := f.engine_args.get(n)) is not None} for f in (a, b)]
+    sides = zip(IDS, knobs, (a, b), strict=True)
+    return tuple(Named(name, Setting(knobs=k, reuse_budget=f.reuse_budget)) for name, k, f in sides)
 
 
 def _differing(a: dict[str, Any], b: dict[str, Any]) -> Differences:

@@ -58,8 +58,8 @@ class Staged:
         """Starts in all as far as it is known, and a sentence that says why they are more than planned."""
         stage = self.stage(results)
         starts = self.starts(stage)
-        settings = len({named.id for plan in starts for named in plan.settings})
-        each = counted(self.cycles(stage), "round") + (" of each setting" if settings > len(starts) else "")
+        several = " of each setting" if any(len(plan.settings) > 1 for plan in starts) else ""
+        each = counted(self.cycles(stage), "round") + several
         why = "" if stage == 1 else f"{self._judgement(results, stage - 1).suspicion}: "
         return len(starts), f"{why}{counted(len(starts), 'start')} in all, {each} on each"
 

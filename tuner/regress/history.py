@@ -46,15 +46,7 @@ class HistoryMetric(Document):
     @classmethod
     def of(cls, m: MetricVerdict) -> HistoryMetric:
         """What of a verdict goes into the history."""
-        return cls(
-            level=m.now,
-            change=m.change,
-            ci95=m.ci95,
-            vs_stock=m.vs_stock,
-            verdict=m.verdict,
-            gate=m.gate,
-            suspicious=m.suspicious,
-        )
+        return cls(level=m.now, **{name: getattr(m, name) for name in cls.model_fields if name != "level"})
 
 
 class HistoryRow(Document):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from tuner.domain.experiment import STOCK_ID, Fingerprint, Results
+from tuner.domain.experiment import STOCK_ID, Contrast, Fingerprint, Results
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Measurement, metric
 from tuner.domain.setting import STOCK, Setting
@@ -26,7 +26,6 @@ from tuner.regress.verdict import (
     MetricVerdict,
     Rules,
     Word,
-    contrast_of,
     explained_by_stock,
     judge,
     judge_metric,
@@ -37,6 +36,8 @@ from tuner.regress.words import describe_limit
 
 FROZEN_ID = "frozen"
 StockMode = Literal["auto", "always", "never"]
+Rounds = Sequence[Sequence[Measurement]]
+"""Rounds by start."""
 SHOWN = (
     "ttft_ms.p50",
     "ttft_ms.p90",
@@ -189,7 +190,7 @@ class RunPlan:
             self.frozen, self.fingerprint, "not comparable", changes=list(changes), notes=[str(c) for c in changes]
         )
 
-    def _stock(self, rounds: Sequence[Sequence[Measurement]]) -> dict[str, MetricVerdict]:
+    def _stock(self, rounds: Rounds) -> dict[str, MetricVerdict]:
         """Stock now against stock at the freeze."""
         if self.frozen.stock is None or not rounds:
             return {}
@@ -202,10 +203,7 @@ class RunPlan:
         }
 
     def _without_the_machine(
-        self,
-        metrics: dict[str, MetricVerdict],
-        rounds: Sequence[Sequence[Measurement]],
-        stock_rounds: Sequence[Sequence[Measurement]],
+        self, metrics: dict[str, MetricVerdict], rounds: Rounds, stock_rounds: Rounds
     ) -> tuple[dict[str, MetricVerdict], list[str]]:
         """With no software changed: a change that stock shows as well is the machine's."""
         assert self.frozen.stock is not None, "stock was measured"
@@ -226,11 +224,13 @@ class RunPlan:
                 notes.append(reason)
         return cleared, notes
 
-    def _with_contrast(
-        self, m: MetricVerdict, rounds: Sequence[Sequence[Measurement]], stock_rounds: Sequence[Sequence[Measurement]]
-    ) -> MetricVerdict:
-        values, stock_values = values_by_start(rounds, m.metric), values_by_start(stock_rounds, m.metric)
-        return dataclasses.replace(m, vs_stock=contrast_of(m.metric, stock_values, values, self.rules))
+    def _with_contrast(self, m: MetricVerdict, rounds: Rounds, stock_rounds: Rounds) -> MetricVerdict:
+        """With the frozen setting against stock, both of this run."""
+        evidence = Evidence(values_by_start(stock_rounds, m.metric), values_by_start(rounds, m.metric))
+        against = judge_metric(m.metric, evidence, self.rules)
+        if against.change is None:
+            return m
+        return dataclasses.replace(m, vs_stock=Contrast(change=against.change, ci95=against.ci95))
 
 
 @dataclass(frozen=True)

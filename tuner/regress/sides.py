@@ -11,6 +11,7 @@ from tuner.clock import Clock
 from tuner.domain.frozen import Frozen
 from tuner.domain.setting import Scalar, Setting
 from tuner.domain.workload import Workload
+from tuner.engine.installed import inspect_installed
 from tuner.errors import LoadError
 from tuner.experiment.choice import EngineChoice
 from tuner.experiment.design import Named, StartPlan
@@ -18,9 +19,10 @@ from tuner.experiment.events import Events
 from tuner.experiment.session import OpenSession, RoundResult, Session, SessionFacts, open_server
 from tuner.experiment.store import Store
 from tuner.load.target import Target
-from tuner.regress.compare import IDS, ComparePlan, Comparison, common_args
+from tuner.regress.compare import IDS, ComparePlan, Comparison, common_args, shared_start
 from tuner.regress.measure import frozen_opener, measure, notes_of, profile_of, write_result
 from tuner.regress.verdict import Rules
+from tuner.scheduler.handles import supports_budget, supports_live
 
 _SERVER = "server"
 
@@ -29,8 +31,8 @@ def compare_servers(urls: tuple[str, str], gate: list[str], rules: Rules, *, cyc
     """Two servers, measured in turn."""
     label = " and ".join(f"{side} {url}" for side, url in zip(IDS, urls, strict=True))
     settings = tuple(Named(side, Setting(knobs={_SERVER: side})) for side in IDS)
-    shared = StartPlan("compare", label, {}, settings, live=True)
-    return ComparePlan(urls, gate, dataclasses.replace(rules, both_ways=True, pair_start_sd=0.0), cycles, shared=shared)
+    shared = StartPlan("compare", label, {}, settings, live=False)
+    return ComparePlan(urls, gate, rules, cycles, shared=shared)
 
 
 @dataclass
@@ -85,27 +87,49 @@ def servers_opener(
     return open_session
 
 
-def files_opener(
+async def compare_files(
     plan: ComparePlan,
-    files: tuple[Frozen, Frozen],
     choices: tuple[EngineChoice, EngineChoice],
     store: Store,
     *,
+    live: bool,
     seed: int,
     clock: Clock,
     events: Events,
-) -> OpenSession:
-    """Engines for both sides where they share a start, else of the side that a start measures."""
+) -> Comparison:
+    """The verdict on two configurations; with `live` on shared starts where that is possible."""
+    files = plan.files
+    assert files is not None, "a plan of frozen files"
+    reason = await _not_shared(files, choices) if live else "--no-live was given"
+    how = f"get fresh starts in turn: {reason}" if reason else "are measured on the same starts"
+    events.message(f"A and B {how}", routine=True)
+    if not reason:
+        plan = dataclasses.replace(plan, shared=shared_start(*files))
 
     def opener(frozen: Frozen, choice: EngineChoice, args: Mapping[str, Scalar]) -> OpenSession:
         profile = profile_of(frozen, plan.rounds, args)
         return frozen_opener(profile, choice, store, seed=seed, clock=clock, events=events)
 
-    if plan.shared is not None:
-        return opener(files[0], choices[0], common_args(*files))
-    openers = [opener(frozen, choice, frozen.engine_args) for frozen, choice in zip(files, choices, strict=True)]
-    by_side = dict(zip(IDS, openers, strict=True))
-    return lambda start, number: by_side[str(start.settings[0].id)](start, number)
+    by_side = {
+        side: opener(frozen, choice, frozen.engine_args if reason else common_args(*files))
+        for side, frozen, choice in zip(IDS, files, choices, strict=True)
+    }
+    return await run_compare(
+        plan, store, lambda start, number: by_side[str(start.settings[0].id)](start, number), clock, events
+    )
+
+
+async def _not_shared(files: tuple[Frozen, Frozen], choices: tuple[EngineChoice, EngineChoice]) -> str:
+    """Why a start cannot measure both; '' when it can."""
+    if choices[0] != choices[1]:
+        return "they were measured with different vLLM commands"
+    if shared_start(*files) is None:
+        return "they differ in more than what can be switched live"
+    if choices[0].simulated:
+        return ""
+    installed = await inspect_installed(choices[0].launcher, {**choices[0].env, **files[0].engine_env})
+    budget = any(f.reuse_budget is not None for f in files)
+    return supports_live(installed.version) or (supports_budget(installed.version) if budget else "")
 
 
 async def run_compare(

@@ -216,17 +216,6 @@ def overall(words: Sequence[Word]) -> Word:
     return next((word for word in order if word in words), "ok")
 
 
-def contrast_of(metric: str, stock: Starts, frozen: Starts, rules: Rules) -> Contrast | None:
-    """The frozen setting against stock, from the starts of one run; None where one of them has no value above 0."""
-    try:
-        a, b = group_of(stock), group_of(frozen)
-    except ValueError:
-        return None
-    if a is None or b is None:
-        return None
-    return _Test.of(metric, a, b, estimate_spread([a, b], rules.prior), rules).contrast()
-
-
 def explained_by_stock(frozen: Evidence, stock: Evidence, metric: str, rules: Rules) -> bool:
     """Whether stock got worse as well, and the frozen setting against it did not.
 

@@ -164,9 +164,7 @@ class SweepView:
         if start.hint:
             detail = f"{sentence(detail)} {start.hint}"
         took = f" after {format_duration(start.time.total_s)}" if start.time.total_s else ""
-        left = self.time_left_s()
-        rest = f", about {format_duration(left)} left" if left else ""
-        told = f"{self._start or f'start {start.number}'}: {STATE_WORDS[start.state]}{took}{rest}"
+        told = f"{self._start or f'start {start.number}'}: {STATE_WORDS[start.state]}{took}"
         self._start = ""
         text = f"{told}: {detail}" if detail else told
         self._event(text, even_quiet=start.state in FAILED_STATES, on_terminal=True)

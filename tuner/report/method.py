@@ -55,14 +55,15 @@ def describe_method(data: ReportData) -> list[str]:
         f"Goal: {' and '.join(aims)}. Limits: {limits}.",
         "Each round uses prefixes never sent before. The first requests arrive together and are reported as the cold "
         "burst; the measured requests follow without a pause. A round whose very first request finds cached tokens is "
-        "discarded and driven again. The first round of a start is preceded by a warm-up that does not count.",
+        "discarded and driven again. In each start, a chunk size has a warm-up before its first round; it does not "
+        "count.",
         _starts_sentence(data),
         "Stock is what vLLM runs without chunktune's options. Another setting is chosen only if the 95 % interval of "
         "its improvement in the finals excludes zero and it meets every limit with a probability of at least 0.9, or "
         "if stock itself breaks a limit.",
         "Values are medians of the rounds; percentiles are nearest rank. TTFT runs from the moment a request is due "
-        "to its first generated token. Changes are ratios of rounds of the same cycle, and their intervals take the "
-        "engine start as the unit of replication.",
+        "to its first generated token. Changes are ratios to stock, paired within a cycle where one start measured "
+        "both; their intervals take the engine start as the unit of replication.",
         _memory_sentence(data),
     ]
     if data.summary.simulated:

@@ -8,10 +8,12 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from tuner.scheduler.messages import Command, MessageError, Report
+from tuner.scheduler.handles import LiveHandleError
+from tuner.scheduler.messages import FOLDER_VARIABLE, Command, MessageError, Report
 
 logger = logging.getLogger("vllm.chunktune")
 
@@ -84,6 +86,17 @@ class FolderChannel:
             _write(self._report, report.to_json())
         except OSError as error:
             logger.warning("chunktune: a report of live control is lost: %s", error)
+
+
+def channel_of(environment: Mapping[str, str], engine: int) -> FolderChannel:
+    """The channel of an engine that is starting. LiveHandleError when its folder is not there or not private."""
+    folder = environment.get(FOLDER_VARIABLE)
+    if not folder:
+        raise LiveHandleError(f"the environment variable {FOLDER_VARIABLE} is not set")
+    try:
+        return FolderChannel(Path(folder), engine)
+    except MessageError as error:
+        raise LiveHandleError(str(error)) from None
 
 
 def _mark(found: os.stat_result) -> tuple[int, int]:

@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import vllm
@@ -24,7 +23,8 @@ from vllm.v1.request import Request
 
 from tuner.scheduler import messages
 from tuner.scheduler.control import Control, StepCounts
-from tuner.scheduler.folder import FolderChannel
+from tuner.scheduler.decisions import Budget
+from tuner.scheduler.folder import channel_of
 from tuner.scheduler.handles import (
     HandleError,
     LiveHandleError,
@@ -68,7 +68,7 @@ class LiveScheduler(Scheduler):
         engine = self.vllm_config.parallel_config.data_parallel_index
         self._prefilling: set[str] = set()
         self._control = Control(
-            _channel(engine),
+            channel_of(os.environ, engine),
             engine,
             _Switches(self, names, budget=not reason),
             messages.Limits(config.max_num_batched_tokens, config.max_num_seqs, self.max_model_len),
@@ -175,8 +175,7 @@ class _Switches:
             blocks = scheduler.kv_cache_manager.watermark_blocks
             same = blocks == self._blocks(config.watermark)
             values["watermark"] = config.watermark if same else blocks / scheduler.kv_cache_config.num_blocks
-        if self._budget:
-            values["reuse_budget"] = asdict(scheduler._budget)
+        values["reuse_budget"] = asdict(scheduler._budget if self._budget else Budget())
         return values
 
     def begin(self) -> None:
@@ -222,16 +221,6 @@ def _why_no_budget(scheduler: Any) -> str:
     except HandleError as error:
         return error.what
     return "" if scheduler.cache_config.enable_prefix_caching else "prefix caching is off (--enable-prefix-caching)"
-
-
-def _channel(engine: int) -> FolderChannel:
-    folder = os.environ.get(messages.FOLDER_VARIABLE)
-    if not folder:
-        raise LiveHandleError(f"the environment variable {messages.FOLDER_VARIABLE} is not set")
-    try:
-        return FolderChannel(Path(folder), engine)
-    except messages.MessageError as error:
-        raise LiveHandleError(str(error)) from None
 
 
 def stock_chunk(vllm_config: Any) -> int | None:

@@ -10,12 +10,13 @@ import socket
 import sys
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from tuner.clock import SYSTEM_CLOCK
 from tuner.errors import UsageError
-from tuner.scheduler.messages import FOLDER_VARIABLE, LIVE_CLASS
+from tuner.scheduler.folder import channel_of
+from tuner.scheduler.handles import LiveHandleError
+from tuner.scheduler.messages import LIVE_CLASS, Channel
 from tuner.sim.boot import ConfigError, Hardware, Plan, StartError, dev_mode, make_plan
 from tuner.sim.options import VERSION, parse_serve
 
@@ -42,12 +43,13 @@ def main(argv: Sequence[str]) -> int:
     log = _Log()
     try:
         plan = make_plan(options, Hardware.from_environment(os.environ))
+        channel = channel_of(os.environ, 0) if options.scheduler_cls == LIVE_CLASS else None
     except UsageError as error:
         return log.wrong_settings(error)
     except ConfigError as error:
         log.refused(error)
         return 1
-    except StartError as error:
+    except (StartError, LiveHandleError) as error:
         log.engine("ERROR", "EngineCore failed to start.")
         log.engine("ERROR", f"ValueError: {error}")
         log.plain("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
@@ -57,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
     for line in plan.engine_lines():
         log.engine("INFO", line)
     try:
-        return _run(plan, options, log)
+        return _run(plan, options, channel, log)
     except UsageError as error:
         return log.wrong_settings(error)
 
@@ -90,7 +92,7 @@ class _Log:
             self.plain(f"({process} pid={os.getpid()}) {level} {stamp} [sim.py:1] {line}")
 
 
-def _run(plan: Plan, options: argparse.Namespace, log: _Log) -> int:
+def _run(plan: Plan, options: argparse.Namespace, channel: Channel | None, log: _Log) -> int:
     # The tables are big: their reading starts before the web server's import, which waits for nothing.
     from tuner.sim.cost import MeasuredCost
 
@@ -102,34 +104,38 @@ def _run(plan: Plan, options: argparse.Namespace, log: _Log) -> int:
         log.plain(f"OSError: [Errno {error.errno}] {error.strerror}: {host}:{options.port}")
         return 1
     with listener:
+        serving = _serve(plan, options, channel, cost, listener, log)
         try:
             import uvloop
         except ImportError:
-            asyncio.run(_serve(plan, options, cost, listener, log))
+            asyncio.run(serving)
         else:
-            uvloop.run(_serve(plan, options, cost, listener, log))
+            uvloop.run(serving)
     return 0
 
 
-async def _serve(plan: Plan, options: argparse.Namespace, cost: Any, listener: socket.socket, log: _Log) -> None:
+async def _serve(
+    plan: Plan, options: argparse.Namespace, channel: Channel | None, cost: Any, listener: socket.socket, log: _Log
+) -> None:
     from aiohttp import web
 
     from tuner.sim.api import Api, vocabulary_size
-    from tuner.sim.control import control_of
+    from tuner.sim.control import LiveCore
     from tuner.sim.core import Core
     from tuner.sim.live import LiveEngine
     from tuner.sim.policy import BudgetPolicy
 
-    policy = None
-    if plan.budget is not None and not plan.budget.off:
-        policy = BudgetPolicy(plan.budget, plan.scheduler.num_blocks)
-        log.engine("INFO", f"chunktune reuse budget: {plan.budget}")
-    core = Core(plan.scheduler, policy, vocabulary=vocabulary_size())
-    control = None
-    if options.scheduler_cls == LIVE_CLASS:
-        control = control_of(core, Path(os.environ[FOLDER_VARIABLE]), plan.stock_chunk)
+    budget = plan.budget if plan.budget is not None and not plan.budget.off else None
+    if budget is not None:
+        log.engine("INFO", f"chunktune reuse budget: {budget}")
+    core: Core
+    if channel is not None:
         log.engine("INFO", "chunktune live control of the simulated scheduler")
-    engine = LiveEngine(plan, core, cost, SYSTEM_CLOCK, control)
+        core = LiveCore(plan.scheduler, channel, plan.stock_chunk, budget, vocabulary=vocabulary_size())
+    else:
+        policy = BudgetPolicy(budget, plan.scheduler.num_blocks) if budget is not None else None
+        core = Core(plan.scheduler, policy, vocabulary=vocabulary_size())
+    engine = LiveEngine(plan, core, cost, SYSTEM_CLOCK)
     api = Api(
         engine,
         token_details=options.enable_prompt_tokens_details,

@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.errors import UsageError
 from tuner.scheduler.decisions import Budget
-from tuner.scheduler.messages import FOLDER_VARIABLE, LIVE_CLASS
+from tuner.scheduler.messages import LIVE_CLASS
 from tuner.sim.core import SchedulerConfig
 from tuner.sim.pipeline import Timing
 from tuner.sim.tables import MemoryPlan, cost_model_name, max_position_embeddings, plan_memory
@@ -242,11 +242,7 @@ def _budget(options: argparse.Namespace) -> Budget | None:
     name = options.scheduler_cls
     if name is None or name.startswith("vllm."):
         return None
-    if name == LIVE_CLASS:
-        if FOLDER_VARIABLE not in os.environ:
-            raise StartError(f"the environment variable {FOLDER_VARIABLE} is not set")
-        return None
-    if name != PLUGIN:
+    if name not in (PLUGIN, LIVE_CLASS):
         raise ConfigError(f"The simulated engine has no scheduler class {name!r}; it has {PLUGIN} and {LIVE_CLASS}.")
     try:
         return Budget.from_mapping((options.additional_config or {}).get("chunktune") or {})

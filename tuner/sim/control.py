@@ -1,26 +1,61 @@
-"""Live control of the simulated engine: the state machine of the plug-in over `Core`."""
+"""The simulated scheduler under live control: `LiveScheduler` of the plug-in, over `Core`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 from tuner.scheduler.control import Control
 from tuner.scheduler.decisions import Budget
-from tuner.scheduler.folder import FolderChannel
-from tuner.scheduler.messages import Limits, budget_of
-from tuner.sim.core import Core, StockPolicy
+from tuner.scheduler.messages import Channel, Limits, budget_of
+from tuner.sim.core import Core, Request, SchedulerConfig, Step, StockPolicy
 from tuner.sim.policy import BudgetPolicy
+
+
+class LiveCore(Core):
+    """`Core` that obeys the commands of a channel."""
+
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        channel: Channel,
+        stock_chunk: int,
+        budget: Budget | None = None,
+        *,
+        vocabulary: int = 900,
+    ) -> None:
+        super().__init__(config, vocabulary=vocabulary)
+        limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
+        switches = CoreSwitches(self, budget or Budget())
+        self._control = Control(channel, 0, switches, limits, stock_chunk=stock_chunk)
+
+    def add(self, request: Request) -> None:
+        self._control.request_comes(len(self.waiting) + len(self.running), request.arrived_s)
+        super().add(request)
+
+    def plan(self, now_s: float) -> Step | None:
+        if now_s >= self._control.lease_ends_s:
+            self._control.lapse(now_s)
+        preemptions = self.totals.preemptions
+        step = super().plan(now_s)
+        counts = self._control.counts
+        if counts is not None:
+            parts = step.parts if step is not None else []
+            prompts = [p for p in parts if p.computed_before < p.request.prompt_tokens and not p.request.preemptions]
+            done = sum(p.computed_before + p.tokens >= p.request.prompt_tokens for p in prompts)
+            tokens = sum(part.tokens for part in parts)
+            counts.step(tokens, len(prompts), done, self.totals.preemptions - preemptions, self.pool.usage)
+        return step
 
 
 class CoreSwitches:
     """Where `Core` reads its live values; a `Switchable`."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, budget: Budget) -> None:
         self._core = core
-        self._budget = core.policy.budget if isinstance(core.policy, BudgetPolicy) else Budget()
+        self._budget = budget
+        self.begin()
 
     def reset(self) -> bool:
         return self._core.reset_prefix_cache()
@@ -56,10 +91,3 @@ class CoreSwitches:
         if not isinstance(policy, BudgetPolicy):
             return {}
         return {name: float(value) for name, value in asdict(policy.counters).items()}
-
-
-def control_of(core: Core, folder: Path, stock_chunk: int) -> Control:
-    """The control of an engine that was just started. MessageError when the folder is not private."""
-    config = core.config
-    limits = Limits(config.max_num_batched_tokens, config.max_num_seqs, config.max_model_len)
-    return Control(FolderChannel(folder, 0), 0, CoreSwitches(core), limits, stock_chunk=stock_chunk)

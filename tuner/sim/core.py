@@ -10,7 +10,7 @@ it runs (async scheduling): its decodes count on tokens that are not there yet.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from tuner.sim.blocks import ROOT_KEY, BlockPool, chain_keys
@@ -82,8 +82,6 @@ class Core:
         self.running: list[Request] = []
         self.totals = Totals()
         self.policy: Policy = policy or StockPolicy()
-        self.on_step: Callable[[int, int, int, int], None] | None = None
-        """Told of each planned step: its tokens, prefill chunks, prompts planned to their end, preemptions."""
         self._vocabulary = vocabulary
         self.configure(config)
 
@@ -132,21 +130,16 @@ class Core:
         self.policy.after_step(self, step, preempted)
         if step is None:
             return None
-        chunks = prefills = 0
         for part in parts:
             request = part.request
             if request.computed < request.prompt_tokens and request.preemptions == 0:
-                chunks += 1
-                prefills += request.computed + part.tokens >= request.prompt_tokens
+                self.totals.prefill_chunks += 1
             request.in_chunks = not part.samples
             request.computed += part.tokens
             request.in_flight += 1
             if part.samples:
                 request.pending += 1
-        self.totals.prefill_chunks += chunks
         self.totals.all_steps += 1
-        if self.on_step is not None:
-            self.on_step(sum(part.tokens for part in parts), chunks, prefills, preempted)
         return step
 
     def finish(self, step: Step, now_s: float) -> list[Token]:

@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 
 from tuner.clock import Clock
-from tuner.scheduler.control import Control
 from tuner.sim.boot import Plan
 from tuner.sim.core import Core, Request, Token
 from tuner.sim.cost import StepCost
@@ -43,9 +42,7 @@ class Latencies:
 class LiveEngine:
     """Runs a `Core` on the clock. `run` is one task; `generate` is called by any number."""
 
-    def __init__(self, plan: Plan, core: Core, cost: StepCost, clock: Clock, control: Control | None = None) -> None:
-        self._control = control
-        core.on_step = self._planned if control is not None else None
+    def __init__(self, plan: Plan, core: Core, cost: StepCost, clock: Clock) -> None:
         self.plan = plan
         self.core = core
         self.latencies = Latencies()
@@ -66,8 +63,6 @@ class LiveEngine:
         """Until cancelled. Sleeps to absolute times, so that no lateness adds up."""
         while True:
             self._woken.clear()
-            if self._control is not None and self._clock.monotonic_s() >= self._control.lease_ends_s:
-                self._control.lapse(self._clock.monotonic_s())
             for end_s, tokens in self._pipeline.advance(self._clock.monotonic_s()):
                 self._deliver(end_s, tokens)
             self.peak_usage = max(self.peak_usage, self.core.pool.usage)
@@ -93,8 +88,6 @@ class LiveEngine:
             arrived_s=self._clock.monotonic_s(),
             stop_after=stop_after,
         )
-        if self._control is not None:
-            self._control.request_comes(len(self.core.running) + len(self.core.waiting), request.arrived_s)
         answer: asyncio.Queue[Delta] = asyncio.Queue()
         self._answers[request.id] = answer
         self.core.add(request)
@@ -112,11 +105,6 @@ class LiveEngine:
                 self.core.abort(request, self._clock.monotonic_s())
                 self.finished["abort"] += 1
                 self._woken.set()
-
-    def _planned(self, tokens: int, chunks: int, prefills: int, preemptions: int) -> None:
-        counts = self._control.counts if self._control is not None else None
-        if counts is not None:
-            counts.step(tokens, chunks, prefills, preemptions, self.core.pool.usage)
 
     def take_peak_usage(self) -> float:
         """The largest share of KV blocks in use since this was last asked, at least the share now."""

@@ -30,7 +30,7 @@ class BudgetPolicy:
 
     def __init__(self, budget: Budget, total_blocks: int) -> None:
         self.counters = Counters()
-        self.budget = budget
+        self._budget = budget
         self._tree: PrefixTree[int] = PrefixTree(_REMEMBERED_POOLS * total_blocks)
         self._line: WaitingLine[str, int] = WaitingLine(budget.min_reuse_ratio, budget.max_hold_ms / 1000.0)
         self._hits = HitWindow()
@@ -77,7 +77,7 @@ class BudgetPolicy:
         self._hits.admit(cached_tokens, request.prompt_tokens)
         if request.id in self._front.preferred:
             self.counters.preferred_requests += 1
-            if self.budget.yield_chunk_tokens:
+            if self._budget.yield_chunk_tokens:
                 self._preferred_prefills.append(request)
 
     def after_step(self, core: Core, step: Step | None, preempted: int) -> None:
@@ -90,7 +90,7 @@ class BudgetPolicy:
             self.counters.merged_chunks += sum((part.tokens - 1) // chunk for part in step.parts)
 
     def _order_waiting(self, core: Core, now_s: float) -> Front[str]:
-        if not self.budget.min_reuse_ratio or not core.waiting or not core.has_room:
+        if not self._budget.min_reuse_ratio or not core.waiting or not core.has_room:
             return Front()
         front = self._line.front(now_s, lambda key: core.pool.cached(key) is not None)
         if not front.keys:
@@ -105,7 +105,7 @@ class BudgetPolicy:
         return front
 
     def _choose_chunk(self, core: Core) -> None:
-        budget = self.budget
+        budget = self._budget
         configured = core.config.long_prefill_token_threshold
         self._running_limit = 0
         if budget.yield_chunk_tokens and budget.min_reuse_ratio and self._somebody_is_let_through(core):
@@ -132,7 +132,7 @@ class BudgetPolicy:
         if request is None:
             return False
         total = len(request.keys)
-        cached = needed_blocks(total, self.budget.min_reuse_ratio)
+        cached = needed_blocks(total, self._budget.min_reuse_ratio)
         block = core.pool.cached(request.keys[cached - 1])
         in_use = cached if block is not None and not core.pool.is_free(block) else 0
         return total + 1 - in_use <= core.pool.free
@@ -140,7 +140,7 @@ class BudgetPolicy:
     def _order_free_blocks(self, core: Core) -> None:
         if self._eviction is None:
             self._eviction = FreeBlocks(
-                self.budget,
+                self._budget,
                 self._tree,
                 _FreeQueue(core.pool),
                 self.counters,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,11 +13,11 @@ import numpy as np
 from tuner.domain.experiment import STOCK_ID, Purpose, Results, Round, SettingId, SettingState, Start
 from tuner.experiment.design import Named, StartPlan, Step, StudyStopped
 from tuner.study.estimate import Evidence, Known
-from tuner.study.finals import STARTS, challengers, completed_finals, cycles_wanted, still_in_question
-from tuner.study.ledger import explained, given_up, group_of, read_failures
+from tuner.study.finals import MOST_CYCLES, STARTS, challengers, completed_finals, cycles_wanted, still_in_question
+from tuner.study.ledger import MOST_REPEATS, explained, given_up, group_of, read_failures
 from tuner.study.problem import Problem, Registry
-from tuner.study.race import Race
-from tuner.study.search import GroupSearch, boot_of
+from tuner.study.race import Race, standings
+from tuner.study.search import GroupSearch
 from tuner.study.verdict import decide
 
 States = dict[SettingId, tuple[SettingState, str]]
@@ -128,14 +129,11 @@ class _View:
             if self.problem.live:
                 settings = [] if self._out_of_time() else search.next_cycle()
                 if settings:
-                    return self._live("search", self._search_label(search), search, settings)
+                    label = ", ".join(["search", *_boot_words(search)])
+                    return self._live("search", label, search, settings)
             elif not self._out_of_time() and (named := search.next_single()) is not None:
                 return self._single("search", named.setting.label, named)
         return None
-
-    def _search_label(self, search: GroupSearch) -> str:
-        boot = ", ".join(f"{name} {value}" for name, value in search.group.boot.items())
-        return f"search, {boot}" if boot else "search"
 
     def _begun(self, purpose: Purpose) -> bool:
         return any(s.purpose == purpose for s in self.results.starts)
@@ -164,28 +162,25 @@ class _View:
 
     @cached_property
     def _chosen(self) -> list[list[Named]]:
-        """By group: its challengers, and stock where it belongs; empty where a group is out of question."""
-        begun = self._chosen_before()
-        if begun is not None:
-            return begun
+        """By group: its challengers, and stock where it belongs; empty where a group is out of question.
+
+        Finals under way go on with the settings that they began with, without those that failed since.
+        """
         found = [challengers(search) for search in self.searches]
         starts = [number for search in self.searches for number in search.starts]
         keep = [True] if len(found) == 1 else still_in_question(self.problem, self.results, found, starts)
-        chosen = [group if kept else [] for group, kept in zip(found, keep, strict=True)]
-        for i, search in enumerate(self.searches):
-            stock = search.anchor
-            if stock.id == STOCK_ID and stock.id not in search.out and stock.id in search.evidence.ids:
-                chosen[i] = [*chosen[i], stock]
+        chosen = []
+        for search, group, kept in zip(self.searches, found, keep, strict=True):
+            stock = [search.anchor] if search.anchor.id == STOCK_ID else []
+            stock = [n for n in stock if n.id not in search.out and n.id in search.evidence.ids]
+            begun = self._begun_with(search) if self.problem.live else []
+            chosen.append(begun or [*(group if kept else []), *stock])
         return chosen
 
-    def _chosen_before(self) -> list[list[Named]] | None:
-        """As the finals under way have it, without what failed since; a group without challengers gets new ones."""
-        starts = [s for s in self.results.starts if s.purpose == "final"]
-        if not starts:
-            return None
-        named = {n: Named(n, s.defined[str(n)]) for s in starts for n in s.settings if str(n) in s.defined}
-        found = [[n for n in named.values() if boot_of(n.setting) == g.boot] for g in self.problem.groups]
-        return [[n for n in group if n.id not in self.failures.out] for group in found]
+    def _begun_with(self, search: GroupSearch) -> list[Named]:
+        mine = [s for s in self.results.starts if s.purpose == "final" and group_of(self.problem, s) == search.group]
+        named = {n: Named(n, s.defined[str(n)]) for s in mine for n in s.settings}
+        return [n for n in named.values() if n.id not in self.failures.out]
 
     def _final_sets(self) -> list[tuple[GroupSearch, list[Named]]]:
         """What a final start measures: a group's settings together, or one setting where nothing is switched."""
@@ -206,16 +201,14 @@ class _View:
                 if len(done[i]) <= turn:
                     search, part = sets[i]
                     label = f"final {turn + 1} of {STARTS}"
-                    if len(sets) > 1:
-                        label += f", {part[0].setting.label if len(part) == 1 else self._search_label(search)}"
                     if self.problem.live:
-                        return self._live("final", label, search, part)
-                    return self._single("final", label, part[0])
+                        return self._live("final", ", ".join([label, *_boot_words(search)]), search, part)
+                    return self._single("final", f"{label}, {part[0].setting.label}", part[0])
         return None
 
     def _worth_finals(self) -> bool:
-        """Whether anything that was measured may meet the limits."""
-        return any(self._chosen)
+        """Whether anything that was measured has a value of the objective and may meet the limits."""
+        return any(self._chosen) and any(standings(search.evidence) for search in self.searches)
 
     def _is_of(self, start: Start, search: GroupSearch, part: Sequence[Named]) -> bool:
         if start.live:
@@ -250,14 +243,20 @@ class _View:
             if search is None or not search.fits(start) or self._out_of_time():
                 return []
             return search.next_cycle()
-        return mine if cycles < self._final_cycles(mine) else []
+        return mine if cycles < self._final_cycles(mine, start) else []
 
-    def _final_cycles(self, names: Sequence[Named]) -> int:
-        if self._out_of_time():
-            return self.problem.rounds
+    def _final_cycles(self, names: Sequence[Named], start: Start) -> int:
         starts = [number for search in self.searches for number in search.starts]
         evidence = Evidence(self.problem, self.results, starts, known=self.known)
-        return cycles_wanted(self.problem, evidence, [n.id for n in names])
+        wanted = cycles_wanted(self.problem, evidence, [n.id for n in names])
+        if self.problem.time_s is None:
+            return wanted
+        spent_s = sum(r.load_s for r in self.results.rounds if r.start == start.number)
+        others = max(0, self._starts_left - 1)
+        left_s = self.problem.time_s - self.results.elapsed_s + spent_s - others * self._start_s
+        # The start with the frozen command takes a share as the others do.
+        affordable = left_s / (others + 1) / (len(names) * self._round_s) if self._round_s else math.inf
+        return max(self.problem.rounds, math.floor(min(wanted, affordable)))
 
     # --- time ---
 
@@ -272,15 +271,20 @@ class _View:
         found = [r.load_s for r in self.results.rounds if r.load_s > 0]
         return mean(found) if found else 0.0
 
+    @property
+    def _starts_left(self) -> int:
+        """Starts of the finals and with the frozen command that are not through, as far as that is known."""
+        starts = STARTS * (len(self.searches) if self.problem.live else 3) + self.problem.live
+        done = len(completed_finals(self.results)) + any(s.purpose == "literal" for s in self.results.starts)
+        return max(0, starts - done)
+
     def _out_of_time(self) -> bool:
-        """Whether another cycle would take the time that the finals need."""
+        """Whether another cycle of the search would take the time that the finals need."""
         limit = self.problem.time_s
         if limit is None or not self.results.rounds:
             return False
-        starts = STARTS * (len(self.searches) if self.problem.live else 3) + self.problem.live
-        done = sum(s.purpose in ("final", "literal") for s in self.results.starts)
         each = self._start_s + self._round_s * self.problem.rounds * (4 if self.problem.live else 1)
-        return self.results.elapsed_s + max(0, starts - done) * each > limit
+        return self.results.elapsed_s + self._starts_left * each > limit
 
     # --- what people are told ---
 
@@ -301,53 +305,51 @@ class _View:
         return found
 
     def outlook(self) -> Outlook:
-        rounds = self.problem.rounds
-        if self._begun("final") or not self._more_to_search():
-            return self._of_finals(0, 0, 0, 0)
-        settings = 0
-        likely = least = most = 0
+        """Guesses: half as much again for stages after the first, and a few refined chunk sizes."""
+        if self._begun("final") or self._out_of_time() or not self._more_to_search():
+            return self._with_finals((0, 0, 0), (0, 0, 0), 0)
+        rounds, live = self.problem.rounds, self.problem.live
+        settings = waiting = 0
         for search in self.searches:
             names = [n.id for n in search.candidates if n.id not in search.out]
-            alive = search.race.in_question(names) if self.problem.live else names
-            fresh = len(alive) + len(search.references) + 1
-            settings += fresh
-            if self.problem.live:
-                likely += fresh * rounds + 2 * fresh + 8 * rounds
-                least += fresh * rounds
-                most += fresh * 4 * rounds + 24 * rounds
-            else:
-                waiting = sum(n not in search.evidence.ids for n in [*names, search.anchor.id])
-                likely, least, most = likely + waiting + 2, least + waiting, most + waiting + 8
-        if self.problem.live:
+            settings += 1 + len(search.references) + len(search.race.in_question(names) if live else names)
+            waiting += sum(n not in search.evidence.ids for n in [*names, search.anchor.id])
+        if live:
             groups = len(self.searches)
-            return self._of_finals(groups, likely, least, most, settings, cycles=likely // max(1, settings))
-        return self._of_finals(likely, likely * rounds, least * rounds, most * rounds, settings)
+            least = settings * rounds
+            spread = least, least + settings * rounds // 2 + 8 * rounds * groups, (4 * settings + 32 * groups) * rounds
+            return self._with_finals((groups, groups, groups), spread, settings)
+        more = 8 if self.problem.refine else 0
+        starts = waiting, waiting + more // 4, waiting + more
+        return self._with_finals(starts, (starts[0] * rounds, starts[1] * rounds, starts[2] * rounds), settings)
 
     def _more_to_search(self) -> bool:
         if not self.problem.live:
             return any(s.next_single() is not None for s in self.searches)
         return any(s.next_cycle() for s in self.searches)
 
-    def _of_finals(
-        self, search: int, likely: int, least: int, most: int, settings: int = 0, cycles: int = 0
-    ) -> Outlook:
-        """Search starts and rounds, with those of the finals and of the literal start on top."""
+    def _with_finals(self, starts: tuple[int, int, int], searched: tuple[int, int, int], settings: int) -> Outlook:
+        """Least, most likely and most starts and rounds of the search, with the finals and the literal start."""
         rounds, live = self.problem.rounds, self.problem.live
-        done = len(completed_finals(self.results))
-        sets = self._final_sets() if self._begun("search") else []
-        groups = len(sets) if self._begun("final") else (len(self.searches) if live else 3)
-        finals = max(0, groups * STARTS - done)
+        begun = self._begun("final")
+        sets = len(self._final_sets()) if begun else len(self.searches) if live else 3
+        finals = max(0, sets * STARTS - len(completed_finals(self.results)))
         literal = int(live and not any(s.purpose == "literal" and s.state == "completed" for s in self.results.starts))
-        each = 3 if live else 1
-        starts = search + finals + literal
-        fixed = literal * rounds
+        # A live final start measures two or three challengers and stock.
+        least, likely, most = (3 * rounds, 6 * rounds, 4 * MOST_CYCLES) if live else (rounds, rounds, rounds)
+        fixed, more = literal * rounds, finals + literal
+        repeats = MOST_REPEATS if starts[2] + more else 0
         return Outlook(
-            starts=starts,
-            least_starts=starts,
-            most_starts=starts + (3 if starts else 0),
-            rounds=likely + finals * each * (2 * rounds if live else rounds) + fixed,
-            least_rounds=least + finals * each * rounds + fixed,
-            most_rounds=most + finals * (each + 1) * (20 if live else rounds) + fixed,
+            starts=starts[1] + more,
+            least_starts=starts[0] + more,
+            most_starts=starts[2] + more + repeats,
+            rounds=searched[1] + finals * likely + fixed,
+            least_rounds=searched[0] + finals * least + fixed,
+            most_rounds=searched[2] + finals * most + fixed,
             settings=settings,
-            cycles=cycles,
+            cycles=searched[1] // settings if settings and live else 0,
         )
+
+
+def _boot_words(search: GroupSearch) -> list[str]:
+    return [f"{name} {value}" for name, value in search.group.boot.items()]

@@ -18,7 +18,7 @@ _ENGINE_START_S = 240.0
 _SIMULATED_START_S = 3.0
 _TOKEN_S = 0.03
 """Between two tokens of an answer."""
-_PREFILL_TOKENS_S = 10_000.0
+_PREFILL_TOKENS_S = 20_000.0
 _UNKNOWN_ROUND_S = 30.0
 _WARM_UP_SHARE = 0.3
 """Of a round: a warm-up is one wave of requests at full concurrency."""
@@ -60,13 +60,14 @@ def expect(outlook: Outlook, pace: Pace) -> Expected:
     high_s = _seconds(outlook.most_starts, outlook.most_rounds, outlook, pace) * pace.range
     few, many = outlook.least_starts, outlook.most_starts
     starts = counted(outlook.starts, "engine start") + (f" ({few} to {many})" if few != many else "")
+    settings = f", {counted(outlook.settings, 'setting')}" if outlook.settings else ""
     cycles = f" in about {counted(outlook.cycles, 'cycle')}" if outlook.cycles else ""
     return Expected(
         outlook.starts,
         seconds,
         low_s,
         high_s,
-        f"expected: {starts}, {counted(outlook.settings, 'setting')}{cycles}, {format_duration(seconds)} "
+        f"expected: {starts}{settings}{cycles}, {format_duration(seconds)} "
         f"({format_duration(low_s)} to {format_duration(high_s)}), with {format_duration(pace.start_s)} a start and "
         f"{format_duration(pace.round_s)} a round, {pace.source}",
     )

@@ -20,6 +20,10 @@ MOST_CYCLES = 20
 ROUNDS_ERROR = 0.01
 """Standard error that the noise of rounds may leave in the contrast with stock over all finals, where the gain is
 small; of a gain that the search shows as large, a sixth."""
+CHOICE_ERROR = 0.015
+"""The same for the contrasts among the settings that may be frozen."""
+FALLBACK = 0.99
+"""The best that meets every limit with this probability goes to the finals too, in case that no other passes."""
 POSSIBLE = 0.1
 """A setting, or a group, that is the best with a smaller probability is left out."""
 
@@ -33,23 +37,24 @@ def completed_finals(results: Results) -> list[Start]:
 def challengers(search: GroupSearch) -> list[Named]:
     """The settings of a group that go to the finals beside stock, best first; none when none may meet the limits.
 
-    The best and the runner-up of those that meet every limit with the target probability. Where a limit binds, the
-    best at a higher and at a lower probability go too: the level of one start is uncertain by as much as starts
-    differ, and after the finals one of them should be the best that passes. A setting with a reuse budget brings
-    its counterpart without one along, where that was measured.
+    The best of those that meet every limit with the target probability, and the runner-up. Where a limit binds, the
+    runner-up is the best at another probability, lower and higher: the level of one start is uncertain by as much as
+    starts differ, and after the finals one of them should be the best that passes. A setting with a reuse budget
+    brings its counterpart without one along, where that was measured.
     """
     named = {n.id: n for n in search.candidates if n.id not in search.out}
     found = [s for s in standings(search.evidence).values() if s.id in named]
     order = [s for s in _by_cost(found) if s.p >= POSSIBLE]
-    likely_least, target, safe = TARGETS
-    chosen: list[SettingId] = []
-    for least in (target, likely_least, safe):
-        chosen += [s.id for s in order if s.p >= least][:1]
-    chosen += [s.id for s in sorted(order, key=lambda s: -s.p)][:1] if not chosen else []
-    plain = next((n.id for n in named.values() if chosen and _is_plain_twin(search, n, named[chosen[0]])), None)
-    chosen += [plain] if plain in {s.id for s in order} and plain is not None else []
+    if not order:
+        return []
+    low, target, high = TARGETS
+    picked = [next((s.id for s in order if s.p >= least), None) for least in (target, low, high, FALLBACK)]
+    chosen = [name for name in picked if name is not None] or [max(order, key=lambda s: s.p).id]
+    chosen += [
+        n.id for n in named.values() if _is_plain_twin(search, n, named[chosen[0]]) and n.id in search.evidence.ids
+    ]
     if len(set(chosen)) < 2:
-        chosen += [s.id for s in order if s.p >= likely_least and s.id not in chosen][:1]
+        chosen += [s.id for s in order if s.p >= low and s.id not in chosen][:1]
     return [named[name] for name in dict.fromkeys(chosen)]
 
 
@@ -83,16 +88,17 @@ def still_in_question(
 def cycles_wanted(problem: Problem, evidence: Evidence, names: Sequence[SettingId]) -> int:
     """Cycles of each final start, from what the search showed: so many that the noise of rounds does not decide.
 
-    Fixed before the finals begin, since a number of cycles that depended on their results would bias them.
+    Fixed before the finals begin, since a number of cycles that depended on their results would bias them. Against a
+    stock that may be kept, a small gain has to be told from none; among the others the best has to be found.
     """
     path = problem.objective.metrics[0]
-    most = problem.rounds
-    if evidence.p_feasible(STOCK_ID) < POSSIBLE:
-        return most
-    for name in names:
-        gains, variance = evidence.gains(name, STOCK_ID), evidence.paired_variance(name, STOCK_ID, path)
-        if name == STOCK_ID or not gains or variance is None or gains[0].value <= 0:
-            continue
-        error = max(ROUNDS_ERROR, gains[0].value / 6)
-        most = max(most, math.ceil(variance / (STARTS * error**2)))
-    return min(most, max(MOST_CYCLES, problem.rounds))
+    others = [n for n in names if n != STOCK_ID]
+    pairs = [(n, others[0], CHOICE_ERROR) for n in others[1:]]
+    if evidence.p_feasible(STOCK_ID) >= POSSIBLE:
+        for name in others:
+            gains = evidence.gains(name, STOCK_ID)
+            if gains is not None and gains[0].value > 0:
+                pairs.append((name, STOCK_ID, max(ROUNDS_ERROR, gains[0].value / 6)))
+    variances = [(evidence.paired_variance(one, other, path), error) for one, other, error in pairs]
+    wanted = [math.ceil(variance / (STARTS * error**2)) for variance, error in variances if variance is not None]
+    return max(problem.rounds, min(MOST_CYCLES, max(wanted, default=0)))

@@ -1,4 +1,4 @@
-"""What a search is asked: settings to measure, how they group into starts, what is better, and what is allowed. Pure."""
+"""What a search is asked: settings, how they group into starts, what is better, and what is allowed. Pure."""
 
 from __future__ import annotations
 
@@ -61,6 +61,9 @@ class Registry(Protocol):
         """The same id for the same setting, always; `stock` for stock. A new setting becomes a trial."""
         ...
 
-    def propose(self, group: Group) -> Setting | None:
-        """A setting that was not measured yet, for a space too large to enumerate; None when there is none."""
+    def propose(self, group: Group, count: int) -> list[Setting]:
+        """At most so many settings that were not measured yet, for a space too large to enumerate.
+
+        The same ones until one of them is measured: asking changes nothing.
+        """
         ...

@@ -31,13 +31,13 @@ UNLIKELY = 0.10
 LIKELY = 0.5
 """The leader meets every limit with at least this probability, where some setting does."""
 _GROWTH = 1.5
-_STAGES = 7
+_STAGES = 6
 _POOLED_DF = 8.0
 """Weight of the variance of all tested settings beside that of the setting itself."""
 
 
 def stages(rounds: int) -> list[int]:
-    """Numbers of cycles after which settings are judged, the first one `rounds`: 3, 5, 8, 12, 18, 27, 40."""
+    """Numbers of cycles after which settings are judged, the first one `rounds`: 3, 5, 8, 12, 18, 27."""
     found = [max(rounds, 2)]
     while len(found) < _STAGES:
         found.append(math.ceil(found[-1] * _GROWTH))

@@ -80,7 +80,7 @@ class Record:
 
     async def open(self) -> None:
         """Take up what the storage and the rounds on disk say. StorageAway, UsageError: see storage.py."""
-        known = await patiently(self._read, self._address, self._clock, say=self._say)
+        known = await patiently(self._read, self._address, self._clock, wait_for_missing=False, say=self._say)
         for number, setting in sorted({**known, **_defined(self._results)}.items()):
             self._add(number, setting)
         for row in self._results.rounds:
@@ -112,19 +112,36 @@ class Record:
         found: dict[SettingId, Setting] = {STOCK_ID: Setting()}
         return found | {number: e.setting for number, e in enumerate(self._entries) if e.setting is not None}
 
-    def propose(self, group: Group) -> Setting | None:
-        """A setting of the group that has no trial yet, from Optuna's sampler, which knows the values so far."""
+    def propose(self, group: Group, count: int) -> list[Setting]:
+        """At most so many settings of the group that were not measured yet: those that have a trial already, then
+        new ones from Optuna's sampler, which knows the values so far."""
+        found = [e.setting for e in self._entries if e.setting is not None and self._waits(e, group)][:count]
+        while len(found) < count:
+            setting = self._sampled(group, {s.key for s in found})
+            if setting is None:
+                break
+            found.append(setting)
+        return found
+
+    def _waits(self, entry: _Entry, group: Group) -> bool:
+        setting = entry.setting
+        asked = setting is not None and not entry.reference and entry.state is None and not entry.rounds
+        return asked and setting is not None and _boot(setting) == group.boot
+
+    def _sampled(self, group: Group, proposed: set[str]) -> Setting | None:
         live = SearchSpace(tuple(d for d in self._space.dimensions if is_live(d.name)))
-        study = self._shadow(group, live)
+        study = self._shadow(group, live, seed=self._seed + len(self._entries) + len(proposed))
         for _ in range(_ASKS):
             trial = study.ask(_orders(live))
             values = {d.name: d.values[trial.params[d.name]] for d in live.dimensions}
-            found = setting_of({**group.boot, **values})
-            found = self._rules.reduced(found)
-            if not found.is_stock and found.key not in self._number_of and self._rules.refusal(found) is None:
+            found = self._rules.reduced(setting_of({**group.boot, **values}))
+            if self._is_new(found, proposed) and self._rules.refusal(found) is None:
                 return found
             study.tell(trial, state=TrialState.FAIL)
-        return next((s for s in group.settings if s.key not in self._number_of), None)
+        return next((s for s in group.settings if self._is_new(s, proposed)), None)
+
+    def _is_new(self, setting: Setting, proposed: set[str]) -> bool:
+        return not setting.is_stock and setting.key not in self._number_of and setting.key not in proposed
 
     def note(self, row: Round) -> None:
         """A round that was measured."""
@@ -165,8 +182,8 @@ class Record:
             for number, entry in enumerate(self._entries):
                 if number >= len(trials):
                     study.add_trial(self._as_trial(entry))
-                elif not trials[number].state.is_finished() and self._told(entry) is not TrialState.RUNNING:
-                    self._finish(study, trials[number], entry)
+                elif not trials[number].state.is_finished():
+                    self._update(storage, study, trials[number], entry)
 
     def _study(self, storage: optuna.storages.BaseStorage) -> optuna.Study:
         sampler = optuna.samplers.TPESampler(seed=self._seed)
@@ -209,7 +226,14 @@ class Record:
             constraints=self._violations(entry) if state.is_finished() else None,
         )
 
-    def _finish(self, study: optuna.Study, frozen: FrozenTrial, entry: _Entry) -> None:
+    def _update(
+        self, storage: optuna.storages.BaseStorage, study: optuna.Study, frozen: FrozenTrial, entry: _Entry
+    ) -> None:
+        state = self._told(entry)
+        if frozen.state == TrialState.WAITING and state != TrialState.WAITING:
+            storage.set_trial_state_values(frozen._trial_id, TrialState.RUNNING)
+        if not state.is_finished():
+            return
         trial = optuna.Trial(study, frozen._trial_id)
         for name, value in self._attributes(entry).items():
             trial.set_user_attr(name, value)
@@ -219,7 +243,6 @@ class Record:
         for cycle, value in self._by_cycle(entry).items():
             if cycle not in frozen.intermediate_values:
                 trial.report(value, cycle)
-        state = self._told(entry)
         study.tell(trial, values=self._values(entry) if state is TrialState.COMPLETE else None, state=state)
 
     def _told(self, entry: _Entry) -> TrialState:
@@ -229,7 +252,7 @@ class Record:
         if entry.state in ("eliminated", "infeasible"):
             return TrialState.PRUNED
         if entry.state is None:
-            return TrialState.RUNNING
+            return TrialState.RUNNING if entry.rounds else TrialState.WAITING
         return TrialState.FAIL if self._values(entry) is None else TrialState.COMPLETE
 
     def _attributes(self, entry: _Entry) -> dict[str, Any]:
@@ -270,9 +293,9 @@ class Record:
 
     # --- proposals ---
 
-    def _shadow(self, group: Group, live: SearchSpace) -> optuna.Study:
+    def _shadow(self, group: Group, live: SearchSpace, seed: int) -> optuna.Study:
         """A study in memory of what is known of the group, over the order of each knob's values."""
-        sampler = optuna.samplers.TPESampler(seed=self._seed + len(self._entries), n_startup_trials=_STARTUP)
+        sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
         study = optuna.create_study(sampler=sampler, directions=self._problem.objective.directions)
         orders = _orders(live)
         for entry in self._entries:

@@ -183,7 +183,7 @@ class GroupSearch:
     def next_single(self) -> Named | None:
         """The next setting to measure where each start measures one."""
         everything = self._usable([self.anchor, *self.candidates, *self.references])
-        waiting = [n for n in dict.fromkeys(everything) if n.id not in self.evidence.ids]
+        waiting = [n for n in {n.id: n for n in everything}.values() if n.id not in self.evidence.ids]
         return waiting[0] if waiting else next(iter(self.further()), None)
 
     def further(self) -> Iterator[Named]:
@@ -198,15 +198,8 @@ class GroupSearch:
         listed = len(self.group.settings)
         if 0 < listed <= self.problem.max_settings:
             return
-        known = {n.id for n in self.candidates}
-        for _ in range(max(count, 0) if self.candidates else FIRST):
-            setting = self._registry.propose(self.group)
-            if setting is None:
-                return
-            named = self._named(setting)
-            if named.id not in known:
-                known.add(named.id)
-                yield named
+        count = max(count, 0) if self.candidates else FIRST
+        yield from (self._named(setting) for setting in self._registry.propose(self.group, count))
 
     def _refined(self, room: int) -> Iterator[Named]:
         leader = self._leader

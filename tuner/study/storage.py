@@ -40,7 +40,11 @@ class StorageAddress:
 
 
 class StorageAway(Exception):
-    """A locked or unreachable storage; another attempt may succeed."""
+    """A locked or unreachable storage; `missing` where its file or folder is not there. Another attempt may succeed."""
+
+    def __init__(self, message: str, *, missing: bool) -> None:
+        super().__init__(message)
+        self.missing = missing
 
 
 async def patiently(
@@ -49,11 +53,13 @@ async def patiently(
     clock: Clock,
     *,
     retry_for_s: float = RETRY_FOR_S,
+    wait_for_missing: bool = True,
     say: Callable[[str], None] = lambda _: None,
 ) -> T:
     """The action's result, in a thread of its own, tried again while the storage is away.
 
-    StorageAway when it still is after `retry_for_s`. `say` hears of the first failure.
+    StorageAway when it still is after `retry_for_s`, or at once where it is missing and nobody waits for that.
+    `say` hears of the first failure.
     """
     began_s = clock.monotonic_s()
     told = False
@@ -61,7 +67,8 @@ async def patiently(
         try:
             return await asyncio.to_thread(action)
         except StorageAway as away:
-            if clock.monotonic_s() - began_s + RETRY_EVERY_S > retry_for_s:
+            late = clock.monotonic_s() - began_s + RETRY_EVERY_S > retry_for_s
+            if late or (away.missing and not wait_for_missing):
                 raise
             if not told:
                 say(f"{away}; trying again for {retry_for_s:g} s")
@@ -82,7 +89,9 @@ def opened(address: StorageAddress) -> Iterator[optuna.storages.BaseStorage]:
         storage = _journal(address.journal) if address.url is None else _database(address, address.url)
         yield storage
     except _TRANSIENT as error:
-        raise StorageAway(f"the Optuna storage {address} cannot be used now ({_short(error, address)})") from None
+        said = _short(error, address)
+        missing = "unable to open database file" in said
+        raise StorageAway(f"the Optuna storage {address} cannot be used now ({said})", missing=missing) from None
     finally:
         if isinstance(storage, optuna.storages.RDBStorage):
             storage.remove_session()
@@ -99,9 +108,7 @@ def given_up(away: StorageAway, *, before_start: bool) -> UsageError | EngineErr
 def _database(address: StorageAddress, url: str) -> optuna.storages.BaseStorage:
     try:
         return optuna.storages.RDBStorage(url)
-    except _TRANSIENT as error:
-        if "unable to open database file" in str(error):
-            raise _unusable(address, error) from None
+    except _TRANSIENT:
         raise
     except (SQLAlchemyError, ImportError, ValueError, TypeError, RuntimeError) as error:
         raise _unusable(address, error) from None

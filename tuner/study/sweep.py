@@ -202,6 +202,7 @@ class _Sweep:
     watcher: Watcher
     clock: Clock
     open_session: OpenSession | None
+    storage_away: bool = False
 
     async def measure(self, before: Results) -> SweepResult:
         watcher = self.watcher
@@ -217,7 +218,7 @@ class _Sweep:
         except asyncio.CancelledError:
             results = self._results()
             self._write(results)
-            await self._save_in_passing(results, retry_for_s=0.0)
+            await self._save_in_passing(results, patient=False)
             raise
         if len(results.starts) == len(before.starts):
             # A run that measured nothing leaves no trace, its seconds included.
@@ -249,12 +250,16 @@ class _Sweep:
 
         return open_session
 
-    async def _save_in_passing(self, results: Results, retry_for_s: float = RETRY_FOR_S) -> None:
+    async def _save_in_passing(self, results: Results, *, patient: bool = True) -> None:
+        """Bring the record up to date; a storage that stays away is waited for once a run, and stops nothing."""
         self.record.settle(self.design.states(results), finished=False)
         try:
-            await self.record.save(retry_for_s=retry_for_s)
+            await self.record.save(retry_for_s=RETRY_FOR_S if patient and not self.storage_away else 0.0)
+            self.storage_away = False
         except StorageAway as away:
-            self.watcher.message(f"{away}; what was measured is kept, and the next save brings it up to date")
+            if not self.storage_away:
+                self.watcher.message(f"{away}; measuring goes on, and the storage is brought up to date later")
+            self.storage_away = True
 
     async def _finish(self, results: Results, error: Exception | None) -> SweepResult:
         summary = self._write(results)

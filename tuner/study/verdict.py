@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tuner.domain.experiment import STOCK_ID, Contrast, Results, SettingId, Verdict
+from tuner.domain.measurement import metric
 from tuner.domain.setting import Setting
 from tuner.measure.contrast import Estimate
 from tuner.study.estimate import Evidence, contrast_of
@@ -59,14 +60,19 @@ class _Finals:
         self.starts = [s.number for s in completed_finals(results)]
         search = [s.number for s in results.starts if s.purpose == "search"]
         self.evidence = Evidence(problem, results, self.starts, noise_starts=search, final=True)
+        every = [s.number for s in results.starts if s.live or s.purpose != "literal"]
+        self.ranking = Evidence(problem, results, every)
         out = read_failures(results).out
         measured = [n for n in self.evidence.ids if n not in out]
         self.challengers = [n for n in measured if n != STOCK_ID]
         self.p = {n: self.evidence.p_feasible(n) for n in measured}
         sure = [n for n in measured if self.p[n] >= SURE]
-        self.leader = next(iter(self.evidence.ranked(sure)), None)
+        self.leader = next(iter(self._ranked(sure)), None)
 
     def decide(self) -> Decision:
+        unmeasured = self._unmeasured()
+        if unmeasured:
+            return Decision("none", None, None, unmeasured)
         if not self.starts:
             return Decision("none", None, None, "No final start was completed, so there is no verdict.")
         sure = [n for n in self.challengers if self.p[n] >= SURE]
@@ -76,10 +82,24 @@ class _Finals:
         best = self._best(sure)
         return self._better(best) if best is not None else self._none()
 
+    def _ranked(self, names: list[SettingId]) -> list[SettingId]:
+        """By the objective, over the finals and the search together: their order, not how far they are from stock."""
+        measured = set(self.evidence.ranked(names))
+        return [n for n in self.ranking.ranked(names) if n in measured]
+
+    def _unmeasured(self) -> str:
+        """Which metric of the objective no round has, and why; '' where each was measured, or nothing was."""
+        rounds = [r.measurement for r in self.results.rounds if r.kept]
+        for path in self.problem.objective.metrics if rounds else ():
+            if all(metric(m, path) is None for m in rounds):
+                reason = rounds[0].unmeasured.get(path.partition(".")[0])
+                return f"{path}, which the profile optimizes, was not measured{f': {reason}' if reason else ''}."
+        return ""
+
     def _best(self, names: list[SettingId]) -> SettingId | None:
         """The best by the objective. A setting with a reuse budget has to beat the best one without: a plug-in that
         brings nothing is a dependency that nobody needs."""
-        order = self.evidence.ranked(names)
+        order = self._ranked(names)
         plain = next((n for n in order if self._setting(n).reuse_budget is None), None)
         for name in order:
             if name == plain or plain is None or self._surely_better(name, plain):
@@ -122,7 +142,7 @@ class _Finals:
         return self._decision("better", name, sentence, contrast)
 
     def _stock(self) -> Decision:
-        best = next(iter(self.evidence.ranked(self.challengers)), None)
+        best = next(iter(self._ranked(self.challengers)), None)
         if best is None:
             return self._decision("stock", STOCK_ID, "Stock is kept: no other setting could be measured in the finals.")
         contrast = contrast_of(self.evidence, best, self.path)
@@ -184,12 +204,13 @@ class _Finals:
     def _literal(self, name: SettingId) -> tuple[str, bool | None]:
         """The start with the frozen command against the interval in which the finals predict it (95 %)."""
         numbers = [s.number for s in self.results.starts if s.purpose == "literal" and s.state == "completed"]
-        there = Evidence(self.problem, self.results, numbers).level(name, self.path) if numbers else None
+        literal = Evidence(self.problem, self.results, numbers, noise_starts=self.starts)
+        there = literal.level(name, self.path) if numbers else None
         here = self.evidence.level(name, self.path)
         if there is None or here is None:
             return "", None
         scale = self.evidence.scale(self.path)
-        predicted = Estimate(here.value, math.hypot(here.se, there.se), here.df)
+        predicted = Estimate(here.value, math.hypot(here.se, there.se), min(here.df, there.df))
         low, high = predicted.interval()
         agrees = low <= there.value <= high
         span = f"{scale.back(low):.4g} to {scale.back(high):.4g}"

@@ -75,7 +75,7 @@ class Watcher:
         self.results.elapsed_s = self.elapsed_s
         found = expect(self._design.outlook(self.results), measured(self.results, "as measured so far") or self._pace)
         made = len(self.results.starts) - self._starts_before
-        if found.starts or not made:
+        if found.starts:
             spent_s = self.elapsed_s - self._earlier_s
             self._events.expected(made + found.starts, spent_s + found.seconds, found.sentence)
 

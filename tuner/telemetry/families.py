@@ -19,6 +19,8 @@ Labels = tuple[tuple[str, str], ...]
 Series = dict[Labels, float]
 
 PREFIXES = ("vllm:", "chunktune:")
+_STARTED = "process_start_time_seconds"
+_LEFT = ("vllm:num_requests_running", "vllm:num_requests_waiting")
 KV_USAGE = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
 _CACHE = (
@@ -48,7 +50,7 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Series by exact sample name, of vLLM and the plug-in alone; buckets left out."""
+    """Series by exact sample name, of vLLM and the plug-in, and when the process started; buckets left out."""
 
     series: dict[str, Series]
     counters: frozenset[str] = frozenset()
@@ -85,7 +87,7 @@ def parse(text: str) -> Snapshot | Unknown:
 def _relevant(text: str) -> Iterable[str]:
     """Our series without histogram buckets: nine tenths of the text, which nobody asks for."""
     for line in text.split("\n"):
-        if line.startswith(PREFIXES):
+        if line.startswith((*PREFIXES, _STARTED)):
             if "_bucket{" not in line and "_created{" not in line and "_created " not in line:
                 yield line
         elif line.startswith("# TYPE ") and line[7:].startswith(PREFIXES):
@@ -108,20 +110,21 @@ def kv_usage_of_text(text: str) -> float | None:
     return kv_usage(snapshot) if isinstance(snapshot, Snapshot) else None
 
 
+def requests_left(snapshot: Snapshot) -> float | None:
+    """Requests that run or wait at this moment; None when it is not said."""
+    found = [total for name in _LEFT if (total := snapshot.total(name)) is not None]
+    return sum(found) if found else None
+
+
 def cache_info(snapshot: Snapshot) -> tuple[int | None, int | None]:
-    """(KV pool in tokens over all engines, block size), as the engine says; None where it does not."""
-    tokens: list[int] = []
-    block: int | None = None
-    for labels in snapshot.series.get(_CACHE_INFO, {}):
-        values = dict(labels)
-        size_of_block = _whole(values.get("block_size"))
-        block = size_of_block if size_of_block and size_of_block <= LARGEST_BLOCK else block
-        blocks, size = _whole(values.get("num_gpu_blocks")), _whole(values.get("kv_cache_size_tokens"))
-        if size is None and blocks is not None and block is not None:
-            size = blocks * block
-        if size is not None:
-            tokens.append(size)
-    return (sum(tokens) if tokens else None, block)
+    """(KV pool in tokens over all engines, block size), as the engine says; None where it does not.
+
+    Blocks times block size would be no pool: blocks of a hybrid model's groups differ in size.
+    """
+    infos = [dict(labels) for labels in snapshot.series.get(_CACHE_INFO, {})]
+    tokens = [size for info in infos if (size := _whole(info.get("kv_cache_size_tokens"))) is not None]
+    blocks = [size for info in infos if (size := _whole(info.get("block_size"))) and size <= LARGEST_BLOCK]
+    return (sum(tokens) if tokens else None, blocks[-1] if blocks else None)
 
 
 def _whole(text: str | None) -> int | None:
@@ -180,6 +183,10 @@ def delta(before: Snapshot | Unknown, after: Snapshot | Unknown, usages: Iterabl
         return _nothing(before, before, after, usages)
     if isinstance(after, Unknown):
         return _nothing(after, before, after, usages)
+    started = [snapshot.total(_STARTED) for snapshot in (before, after)]
+    if None not in started and started[0] != started[1]:
+        other = "another server answered /metrics than before, or it was started again: its counters do not connect"
+        return _nothing(Unknown(other), before, after, usages)
     span = _Delta(before, after)
     found = CounterDelta(reasons=span.reasons)
     cache = span.pair("prefix_hit_rate", _CACHE)
@@ -191,6 +198,9 @@ def delta(before: Snapshot | Unknown, after: Snapshot | Unknown, usages: Iterabl
     found.engine_steps = span.counter("engine_steps", _COUNTERS["engine_steps"])
     found.preemptions = span.counter("preemptions", _COUNTERS["preemptions"])
     found.requests_finished = span.counter("requests_finished", _COUNTERS["requests_finished"])
+    found.requests_left = requests_left(after)
+    if found.requests_left is None:
+        span.reasons["requests_left"] = f"/metrics has no {' or '.join(_LEFT)}"
     ttft = span.pair("server_ttft_mean_ms", _TTFT)
     if ttft is not None:
         mean_s = _ratio(span, "server_ttft_mean_ms", ttft[0], ttft[1], "no first token in this span")
@@ -231,7 +241,7 @@ def _gauges(
 def _nothing(
     failed: Unknown, before: Snapshot | Unknown, after: Snapshot | Unknown, usages: Iterable[float | None]
 ) -> CounterDelta:
-    names = ("prefix_hit_rate", *_COUNTERS, "server_ttft_mean_ms")
+    names = ("prefix_hit_rate", *_COUNTERS, "requests_left", "server_ttft_mean_ms")
     found = CounterDelta(reasons=dict.fromkeys(names, failed.reason))
     _gauges(found, before, after, usages)
     for name in ("kv_cache_usage_peak", "kv_cache_tokens"):

@@ -11,7 +11,7 @@ import aiohttp
 
 from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.observation import CounterDelta
-from tuner.telemetry.families import Snapshot, Unknown, delta, kv_usage_of_text, parse
+from tuner.telemetry.families import Snapshot, Unknown, delta, kv_usage_of_text, parse, requests_left
 from tuner.web import is_loopback, read_reply
 
 _TIMEOUT = aiohttp.ClientTimeout(total=5.0)
@@ -89,7 +89,8 @@ async def metrics_span(
 
 async def _end(session: aiohttp.ClientSession, base_url: str, clock: Clock) -> Snapshot | Unknown:
     found = await _snapshot(session, base_url)
-    if isinstance(found, Unknown):
+    # Unreadable, or a request that has just ended and is still shown as running: looked at once more.
+    if isinstance(found, Unknown) or requests_left(found):
         await clock.sleep(_AGAIN_AFTER_S)
         found = await _snapshot(session, base_url)
     return found

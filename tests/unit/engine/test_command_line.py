@@ -73,3 +73,17 @@ def test_the_plug_in_folder_holds_the_scheduler_and_nothing_else(tmp_path: Path)
     assert sorted(p.name for p in (Path(folder) / "tuner").iterdir()) == ["__init__.py", "scheduler"]
     assert [p.name for p in Path(folder).iterdir()] == ["tuner"]
     assert "PYTHONPATH" not in environment(spec(tmp_path, kind="sim", reuse_budget=ReuseBudget(min_reuse_ratio=1)), {})
+
+
+def test_a_live_start_gets_the_live_scheduler_and_no_budget_of_its_own(tmp_path: Path) -> None:
+    live = spec(tmp_path, live=True, reuse_budget=ReuseBudget(min_reuse_ratio=0.8))
+    argv = command_line(live, 1)
+    assert argv[argv.index("--scheduler-cls") + 1] == "tuner.scheduler.LiveScheduler"
+    assert "--additional-config" not in argv
+    folder = Path(environment(live, {})["PYTHONPATH"])
+    assert (folder / "tuner" / "scheduler" / "live.py").is_file()
+
+
+def test_a_scheduler_of_the_profile_s_own_cannot_be_switched(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="scheduler_cls"):
+        command_line(spec(tmp_path, live=True, args={"scheduler_cls": "mine.Scheduler"}), 1)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from tests.fakes.designs import CyclesOf
 from tests.fakes.heard import Heard
 from tests.fakes.sessions import FakeEngines, Fault, by_chunk
 from tuner.clock import FakeClock
 from tuner.domain.experiment import Results, Start
-from tuner.domain.setting import CHUNK_KNOB, STOCK, Scalar, Setting
-from tuner.experiment.design import Named, StartPlan, Step
+from tuner.domain.setting import CHUNK_KNOB, STOCK, Setting
+from tuner.experiment.design import Named, Step
 from tuner.experiment.events import Silent
 from tuner.experiment.runner import ATTEMPTS, PAUSES_S, run
 from tuner.experiment.store import Store
@@ -23,35 +23,6 @@ STOCK_NAMED = Named("stock", STOCK)
 SMALL = Named(0, Setting(knobs={CHUNK_KNOB: 256}))
 LARGE = Named(1, Setting(knobs={CHUNK_KNOB: 4096}))
 LEVELS = by_chunk({256: 120.0, 4096: 80.0}, stock=100.0)
-
-
-@dataclass
-class CyclesOf:
-    """A design that measures the same settings in whole cycles, on so many starts."""
-
-    settings: Sequence[Named]
-    cycles: int = 2
-    starts: int = 1
-    live: bool = True
-    args: dict[str, Scalar] = field(default_factory=lambda: {CHUNK_KNOB: 8192})
-    insists: bool = False
-    """Asks for a step again until it is kept."""
-
-    def next_start(self, results: Results) -> StartPlan | None:
-        number = len(results.starts)
-        if number >= self.starts:
-            return None
-        return StartPlan("search", f"start {number + 1}", self.args, tuple(self.settings), live=self.live)
-
-    def next_step(self, results: Results, start: Start) -> Step | None:
-        mine = [r for r in results.rounds if r.start == start.number]
-        first = min((r.cycle for r in mine), default=results.next_cycle)
-        for cycle in range(first, first + self.cycles):
-            for position, named in enumerate(self.settings):
-                done = [r for r in mine if (r.cycle, r.setting) == (cycle, named.id)]
-                if not (any(r.kept for r in done) if self.insists else done):
-                    return Step(named, cycle, position)
-        return None
 
 
 @dataclass
@@ -198,6 +169,7 @@ def test_an_engine_that_dies_in_mid_cycle_keeps_what_was_measured(tmp_path: Path
     assert ran.rows("kept") == ["stock"]
     assert (ran.start.state, ran.start.cause, ran.start.failed_setting) == ("engine_failed", "engine_died", 1)
     assert ran.start.hint == "Do something about it."
+    assert ran.start.time.stop_s == ran.engines.stop_s
 
 
 def test_out_of_memory_under_load_is_told_with_its_setting(tmp_path: Path) -> None:

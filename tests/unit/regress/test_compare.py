@@ -38,7 +38,9 @@ def frozen(**changes: Any) -> Frozen:
 
 
 def plan_of(b: Frozen, *, starts: int = 2, live: bool = True, rules: Rules | None = None) -> ComparePlan:
-    return ComparePlan.of_files(("a", "b"), (frozen(), b), rules or Rules(), starts=starts, rounds=3, live=live)
+    a = frozen()
+    shared = shared_start(a, b) if live else None
+    return ComparePlan(("a", "b"), [GATE], rules or Rules(), starts, 3, (a, b), shared)
 
 
 OTHER_BOOT = frozen(engine_args={**ARGS, "max_num_seqs": 32})

@@ -10,7 +10,6 @@ from tuner.regress.verdict import (
     Evidence,
     Judgement,
     Rules,
-    contrast_of,
     explained_by_stock,
     judge,
     judge_metric,
@@ -177,16 +176,6 @@ def test_a_machine_that_is_far_slower_is_no_excuse() -> None:
 
 def test_stock_of_which_a_value_is_zero_explains_nothing() -> None:
     assert not explained_by_stock(Evidence(STEADY, scaled(1.08)), Evidence(STEADY, [[0.0]]), TTFT, Rules())
-
-
-def test_the_contrast_of_two_settings_is_relative_and_has_an_interval() -> None:
-    contrast = contrast_of(TTFT, STEADY, scaled(0.8), Rules())
-    assert contrast is not None
-    assert contrast.ci95 is not None
-    assert contrast.change == pytest.approx(-0.2)
-    assert contrast.ci95[0] < -0.2 < contrast.ci95[1] < 0
-    assert contrast_of(TTFT, [], STEADY, Rules()) is None
-    assert contrast_of(TTFT, [[0.0]], STEADY, Rules()) is None
 
 
 WILD = [[60.0, 100.0, 150.0], [110.0, 70.0, 130.0], [90.0, 160.0, 75.0]]

@@ -15,7 +15,7 @@ from tests.fakes import studies
 from tuner.domain.experiment import Contrast
 from tuner.report.data import ReportData
 from tuner.report.figures import Figure, all_figures
-from tuner.report.figures.base import metric_axis
+from tuner.report.figures.base import log_axis, metric_axis
 from tuner.report.figures.differences import pareto_front
 from tuner.report.page import csv_text
 
@@ -156,6 +156,24 @@ def test_names_cannot_carry_markup_into_plotly() -> None:
     for found in all_figures(studies.hostile()):
         assert "<script" not in json.dumps(found.spec)
         assert "<img" not in json.dumps(found.spec)
+
+
+def test_chunk_sizes_that_lie_close_leave_each_others_labels_legible() -> None:
+    assert log_axis("chunk", [512, 768, 896, 1024, 1280, 2048, 4096])["ticktext"] == [
+        "512",
+        "1024",
+        "2048",
+        "4096",
+        "768",
+        "1280",
+    ]
+    assert log_axis("chunk", [2048])["tickvals"] == [2048]
+    assert len(log_axis("chunk", range(128, 8193, 16))["tickvals"]) <= 12
+
+
+def test_one_knob_has_no_importance() -> None:
+    alone = replace(studies.normal(), importances={"max_num_batched_tokens": 1.0})
+    assert figure(alone, "importance").absent == "the space has one knob"
 
 
 def test_wide_spreads_get_a_log_axis() -> None:

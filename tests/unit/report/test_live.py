@@ -79,7 +79,7 @@ def test_without_a_terminal_every_event_is_one_line() -> None:
     assert len(lines) == 3 + 11 + 3
     assert lines[-3:] == [
         "  stopping the engine",
-        "start 1, search: completed after 4 min 00 s, about 8 min 17 s left",
+        "start 1, search: completed after 4 min 00 s",
         "the search is done",
     ]
     assert "\x1b" not in out.getvalue()

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 
-from tuner.scheduler.handles import HandleError, check_classes, check_scheduler
+from tuner.scheduler.handles import (
+    HandleError,
+    LiveHandleError,
+    check_classes,
+    check_live,
+    check_scheduler,
+    supports_budget,
+    supports_live,
+    switchable,
+)
 
 
 class Scheduler:
@@ -65,13 +74,13 @@ def built(**changes: Any) -> SimpleNamespace:
     )
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.0rc1"])
+@pytest.mark.parametrize("version", ["0.32.0", "0.32.1+cpu", "0.32.0rc1", "0.33.0"])
 def test_a_vllm_with_everything_passes(version: str) -> None:
     check_classes(version, Scheduler, Request, Block)
     check_scheduler(built())
 
 
-@pytest.mark.parametrize("version", ["0.31.9", "0.33.0", "1.32.0", "dev"])
+@pytest.mark.parametrize("version", ["0.31.9", "0.34.0", "1.32.0", "dev"])
 def test_another_version_is_refused_by_name(version: str) -> None:
     with pytest.raises(HandleError, match=version) as refused:
         check_classes(version, Scheduler, Request, Block)
@@ -117,6 +126,88 @@ def test_a_missing_handle_is_named_with_its_path() -> None:
 def test_a_model_with_several_kinds_of_cache_is_refused(groups: int) -> None:
     with pytest.raises(HandleError, match=f"this model has {groups}"):
         check_scheduler(built(kv_cache_config=SimpleNamespace(kv_cache_groups=[0] * groups)))
+
+
+class Stepping:
+    """Reads its limits anew in each step, as vLLM 0.32 does."""
+
+    def schedule(self) -> Any:
+        me: Any = self
+        config = me.scheduler_config
+        limits = (me.max_num_scheduled_tokens, config.max_num_batched_tokens, config.long_prefill_token_threshold)
+        switches = (me.adaptive_long_prefill_threshold, me.scheduler_reserve_full_isl, config.enable_chunked_prefill)
+        return limits, switches, me.max_num_active_reqs
+
+
+class Older:
+    """Reads fewer of them in a step."""
+
+    def schedule(self) -> Any:
+        me: Any = self
+        config = me.scheduler_config
+        return (
+            me.max_num_scheduled_tokens,
+            config.max_num_batched_tokens,
+            config.long_prefill_token_threshold,
+            config.enable_chunked_prefill,
+        )
+
+
+class Blocks:
+    def allocate_slots(self) -> Any:
+        me: Any = self
+        return me.watermark_blocks
+
+
+def test_what_a_step_reads_can_be_switched() -> None:
+    assert set(switchable("0.32.0", Stepping, Blocks)) == {
+        "max_num_batched_tokens",
+        "long_prefill_token_threshold",
+        "long_prefill_token_threshold_adaptive",
+        "enable_chunked_prefill",
+        "scheduler_reserve_full_isl",
+        "watermark",
+        "max_num_active_seqs",
+    }
+    assert set(switchable("0.30.1", Older, object)) == {
+        "max_num_batched_tokens",
+        "long_prefill_token_threshold",
+        "enable_chunked_prefill",
+    }
+
+
+def test_a_scheduler_that_keeps_its_limits_from_the_start_is_refused_in_one_line() -> None:
+    with pytest.raises(LiveHandleError, match=r"Scheduler\.schedule does not read max_num_batched_tokens") as refused:
+        switchable("0.32.0", Scheduler, Blocks)
+    assert "\n" not in str(refused.value)
+    assert "--no-live" in str(refused.value)
+    with pytest.raises(LiveHandleError, match=r"0\.29\.0"):
+        switchable("0.29.0", Stepping, Blocks)
+
+
+def test_a_missing_handle_of_live_control_is_named_with_its_path() -> None:
+    with pytest.raises(LiveHandleError, match=r"no kv_cache_manager\.coordinator"):
+        check_live(built(kv_cache_config=SimpleNamespace(num_blocks=1)))
+
+
+@pytest.mark.parametrize(
+    ("version", "live", "budget"),
+    [
+        ("0.33.0", True, True),
+        ("0.32.0+cpu", True, True),
+        ("0.31.2", True, False),
+        ("0.30.0", True, False),
+        ("0.29.1", False, False),
+        ("0.34.0.dev1", False, False),
+        ("1.0", False, False),
+        (None, False, False),
+    ],
+)
+def test_a_version_says_before_the_start_what_it_can_do(version: str | None, live: bool, budget: bool) -> None:
+    assert (supports_live(version) == "") == live
+    assert (supports_budget(version) == "") == budget
+    if version and not live:
+        assert version in supports_live(version)
 
 
 def test_the_class_is_only_loaded_when_asked_for() -> None:

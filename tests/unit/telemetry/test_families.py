@@ -193,7 +193,7 @@ def test_a_page_without_kv_usage_is_null() -> None:
     ("labels", "expected"),
     [
         ('block_size="16",kv_cache_size_tokens="20480",num_gpu_blocks="1281"', (20480, 16)),
-        ('block_size="16",num_gpu_blocks="1280"', (20480, 16)),
+        ('block_size="4",num_gpu_blocks="1280"', (None, 4)),
         ('block_size="16",num_gpu_blocks="None"', (None, 16)),
         ('model_name="m"', (None, None)),
         ('block_size="1000000000000000000",num_gpu_blocks="1280"', (None, None)),
@@ -248,7 +248,7 @@ def test_an_unreadable_end_makes_everything_unknown_with_the_reason(which: str) 
         "prefix_hit_rate",
         "engine_steps",
         "preemptions",
-        "prompt_tokens",
+        "requests_left",
         "kv_cache_usage_peak",
         "kv_cache_tokens",
     ):

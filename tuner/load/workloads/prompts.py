@@ -18,6 +18,13 @@ from tuner.load.workloads.base import until_measured
 from tuner.load.workloads.files import read_lines
 
 _TAG_TOKENS = 8
+_STOPS = ("stop", "stop_token_ids")
+"""Fields with which an answer may end before its length."""
+_FIELDS = (
+    "messages", "prompt", "max_tokens", "max_completion_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p",
+    "n", "stop", "stop_token_ids", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logprobs",
+    "tools", "tool_choice", "response_format", "ignore_eos",
+)  # fmt: skip
 
 
 class PromptsLoad:
@@ -28,13 +35,13 @@ class PromptsLoad:
     share, within the pass.
     """
 
-    label = "each prompt begins with a short tag of its round, so that no round is answered from another's cache"
-
     def __init__(self, workload: PromptsWorkload, prompter: Prompter, seed: int, base_dir: Path) -> None:
         self._workload = workload
         self._prompter = prompter
         self._seed = seed
-        self._bodies = parse_bodies(workload, prompter, base_dir)
+        self._bodies = parse_bodies(workload, base_dir)
+        _refuse_what_the_server_cannot(self._bodies, workload, prompter)
+        self.label = describe_bodies(self._bodies)
         openings = Counter(_opening(body) for body in self._bodies)
         self._openings = [text for text, n in openings.items() if n > 1 and text]
 
@@ -72,15 +79,20 @@ class PromptsLoad:
         body["model"] = self._prompter.model
         body["stream"] = True
         body["stream_options"] = {"include_usage": True}
+        planned = None
         if output is not None:
             body.pop("max_completion_tokens", None)
-            body.update(max_tokens=output, ignore_eos=True)
+            body["max_tokens"] = output
+            if self._workload.ignore_eos:
+                body["ignore_eos"] = True
+            if not any(body.get(name) for name in _STOPS):
+                planned = output * _answers(body)
         opening = _opening(source)
         shared = opening in self._openings
         return PlannedRequest(
             body=orjson.dumps(body),
             prompt_tokens=None,
-            output_tokens=output,
+            output_tokens=planned,
             prefix=turn * len(self._openings) + self._openings.index(opening) if shared else None,
             at_s=due,
         )
@@ -92,11 +104,10 @@ class PromptsLoad:
         return f"[{rng.integers(0, 1 << 62):016x}] ", ids
 
 
-def parse_bodies(workload: PromptsWorkload, prompter: Prompter, base_dir: Path) -> list[dict[str, Any]]:
+def parse_bodies(workload: PromptsWorkload, base_dir: Path) -> list[dict[str, Any]]:
     """The file's bodies; FileFormatError or UsageError names the line."""
     bodies: list[dict[str, Any]] = []
-    for number, body in read_lines(workload.path, base_dir):
-        where = f"{workload.path}, line {number}"
+    for where, body in read_lines(workload.path, base_dir, known=_FIELDS):
         messages, prompt = body.get("messages"), body.get("prompt")
         if messages is not None:
             good = isinstance(messages, list) and bool(messages) and all(isinstance(m, dict) for m in messages)
@@ -109,21 +120,41 @@ def parse_bodies(workload: PromptsWorkload, prompter: Prompter, base_dir: Path) 
                 f"{where}: neither `messages` nor `prompt` of an OpenAI request",
                 "A prompt is one text or one list of token ids.",
             )
+        if not isinstance(body.get("n", 1), int) or _answers(body) < 1:
+            raise FileFormatError(f"{where}: n is no number of answers: {body['n']!r}")
         api = "chat" if messages is not None else "completions"
-        if api != prompter.api:
+        if api != workload.api:
             raise UsageError(
-                f"{where} is a {api} body, the load is sent as {prompter.api}",
-                f"Set workload.api to {api}."
-                if workload.api != api
-                else "The server takes no chat requests: give it a --chat-template.",
-            )
-        if isinstance(prompt, list) and not prompter.vocabulary.ids:
-            raise UsageError(
-                f"{where} has token ids, but the server has no /tokenize to draw the round's tag from",
-                "Use text prompts.",
+                f"{where} is a {api} body, the load is sent as {workload.api}", f"Set workload.api to {api}."
             )
         bodies.append(body)
     return bodies
+
+
+def describe_bodies(bodies: list[dict[str, Any]]) -> str:
+    """What the reader of the numbers has to know about this load."""
+    said = "each prompt begins with a short tag of its round, so that no round is answered from another's cache"
+    several = sum(_answers(body) > 1 for body in bodies)
+    if several:
+        said += f"; {several} of {len(bodies)} bodies ask for several answers (n), which are timed one by one"
+    return said
+
+
+def _refuse_what_the_server_cannot(bodies: list[dict[str, Any]], workload: PromptsWorkload, prompter: Prompter) -> None:
+    if workload.api != prompter.api:
+        raise UsageError(
+            f"{workload.path} has {workload.api} bodies, the load is sent as {prompter.api}",
+            "The server takes no chat requests: give it a --chat-template.",
+        )
+    if not prompter.vocabulary.ids and any(isinstance(body.get("prompt"), list) for body in bodies):
+        raise UsageError(
+            f"{workload.path} has token ids, but the server has no /tokenize to draw the round's tag from",
+            "Use text prompts.",
+        )
+
+
+def _answers(body: dict[str, Any]) -> int:
+    return int(body.get("n") or 1)
 
 
 def tagged(body: dict[str, Any], tag: tuple[str, list[int]]) -> dict[str, Any]:

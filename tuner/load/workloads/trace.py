@@ -1,45 +1,26 @@
-"""A recorded trace in the Mooncake format: who shares what with whom, and when.
-
-The format is that of the traces published with 'Mooncake: A KVCache-centric Disaggregated Architecture for LLM
-Serving' (Qin et al., 2024): `timestamp` in ms, `input_length`, `output_length`, `hash_ids`, one id for each block
-of `block_tokens` tokens of the prompt; equal ids, equal blocks.
-"""
+"""A recorded trace: who shares what with whom, and when."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tuner.domain.workload import TraceWorkload
-from tuner.errors import FileFormatError, UsageError
 from tuner.load.arrivals import due_times_s
 from tuner.load.plan import Arrivals, PlannedRequest
 from tuner.load.prompting import Prompter, Text, generator
-from tuner.load.workloads.files import read_lines
-
-
-@dataclass(frozen=True)
-class TraceLine:
-    """One request of a trace."""
-
-    at_s: float
-    input_tokens: int
-    output_tokens: int
-    hash_ids: tuple[int, ...]
+from tuner.load.workloads.trace_file import TraceLine, choose_lines, describe_trace, parse_trace
 
 
 class TraceLoad:
     """The lines of a trace in their order; every round draws other tokens for the same blocks."""
-
-    label = ""
 
     def __init__(self, workload: TraceWorkload, prompter: Prompter, seed: int, base_dir: Path) -> None:
         self._workload = workload
         self._prompter = prompter
         self._seed = seed
         self._lines = choose_lines(workload, parse_trace(workload, base_dir))
+        self.label = describe_trace(workload, self._lines)
         shared = Counter(line.hash_ids[0] for line in self._lines if line.hash_ids)
         self._shared = {hash_id for hash_id, n in shared.items() if n > 1}
 
@@ -95,64 +76,3 @@ class TraceLoad:
             prefix=first if first in self._shared else None,
             at_s=due,
         )
-
-
-def parse_trace(workload: TraceWorkload, base_dir: Path) -> list[TraceLine]:
-    """Every line, ordered by time from 0; FileFormatError names the line and field."""
-    lines: list[TraceLine] = []
-    for number, value in read_lines(workload.path, base_dir):
-        where = f"{workload.path}, line {number}"
-        tokens = _whole(value, "input_length", where, 1)
-        if workload.max_input_tokens:
-            tokens = min(tokens, workload.max_input_tokens)
-        hash_ids = value.get("hash_ids", [])
-        if not isinstance(hash_ids, list) or not all(isinstance(h, int) and not isinstance(h, bool) for h in hash_ids):
-            raise FileFormatError(f"{where}: hash_ids is no list of whole numbers")
-        at_ms = value.get("timestamp", 0)
-        if isinstance(at_ms, bool) or not isinstance(at_ms, int | float) or at_ms < 0:
-            raise FileFormatError(f"{where}: timestamp is no time in milliseconds: {at_ms!r}")
-        output = _whole(value, "output_length", where, 1)
-        lines.append(TraceLine(at_ms / 1000 / workload.speed, tokens, output, tuple(hash_ids)))
-    lines.sort(key=lambda line: line.at_s)
-    start = lines[0].at_s
-    return [TraceLine(line.at_s - start, line.input_tokens, line.output_tokens, line.hash_ids) for line in lines]
-
-
-def choose_lines(workload: TraceWorkload, lines: list[TraceLine]) -> list[TraceLine]:
-    """So many first lines that `requests` of them are measured; UsageError when there are too few."""
-    if workload.concurrency is not None:
-        needed = workload.concurrency + workload.requests
-        have = max(0, len(lines) - workload.concurrency)
-        chosen = lines[:needed]
-        enough = len(lines) >= needed
-    else:
-        shared = Counter(line.hash_ids[0] for line in lines if line.hash_ids)
-        seen: set[int] = set()
-        have = 0
-        chosen = []
-        for line in lines:
-            if have == workload.requests:
-                break
-            chosen.append(line)
-            first = line.hash_ids[0] if line.hash_ids else None
-            if first is None or shared[first] < 2 or first in seen:
-                have += 1
-            else:
-                seen.add(first)
-        enough = have == workload.requests
-    if not enough:
-        raise UsageError(
-            f"workload.requests is {workload.requests}, but {workload.path} with {len(lines)} lines has only {have} "
-            "to measure beside the cold ones",
-            f"Set workload.requests to {have} or fewer, or use a longer trace."
-            if have
-            else "Use a longer trace, or a smaller concurrency.",
-        )
-    return chosen
-
-
-def _whole(value: dict[str, Any], name: str, where: str, least: int) -> int:
-    number = value.get(name)
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        raise FileFormatError(f"{where}: {name} is no whole number of at least {least}: {number!r}")
-    return number

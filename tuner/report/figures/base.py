@@ -6,6 +6,7 @@ of the light or the dark theme when it draws, so that one page serves both.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,6 +22,7 @@ ACCENT, INK, MUTED, SOFT, LINE, BAD = "@accent", "@ink", "@muted", "@soft", "@li
 LEAST_HEIGHT = 340
 WIDE_SPREAD = 6.0
 """Ratio of largest to smallest value from which an axis is logarithmic."""
+MOST_TICKS = 11
 MOST_LABELLED = 40
 """Settings up to which each is drawn as a labelled line or row; beyond, points."""
 
@@ -53,10 +55,13 @@ def axis(title: str, **more: Any) -> dict[str, Any]:
 
 
 def log_axis(title: str, values: Iterable[float], **more: Any) -> dict[str, Any]:
-    """A base-2 feel for chunk sizes: a log axis with a tick at each measured value, or fewer when many."""
-    ticks = sorted(set(values))
-    if len(ticks) > 12:
-        ticks = [t for t in (2.0**n for n in range(4, 20)) if ticks[0] / 1.5 <= t <= ticks[-1] * 1.5]
+    """A log axis for chunk sizes, with a tick at each measured value that has room, powers of two first."""
+    measured = sorted(set(values))
+    room = math.log(measured[-1] / measured[0]) / MOST_TICKS
+    ticks: list[float] = []
+    for size in sorted(measured, key=lambda v: not math.log2(v).is_integer()):
+        if all(abs(math.log(size / tick)) > room for tick in ticks):
+            ticks.append(size)
     return axis(title, type="log", tickangle=0, tickvals=ticks, ticktext=[f"{t:g}" for t in ticks], **more)
 
 

@@ -273,8 +273,8 @@ def importance(data: ReportData) -> Figure:
     """How much of the objective's spread each knob explains."""
     title, says = "Importance of each knob", "Share of the objective's variation between settings that a knob explains."
     shares = sorted((data.importances or {}).items(), key=lambda item: item[1])
-    if not shares:
-        why = data.importances_reason or "too few settings or knobs to tell"
+    if len(shares) < 2:
+        why = "the space has one knob" if shares else data.importances_reason or "too few settings to tell"
         return Figure("importance", title, says, absent=why)
     trace: Trace = {
         "type": "bar",
