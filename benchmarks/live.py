@@ -47,7 +47,7 @@ from tuner.domain.experiment import STOCK_ID, Results, Round, Start  # noqa: E40
 from tuner.domain.measurement import metric  # noqa: E402
 from tuner.domain.profile import Profile  # noqa: E402
 from tuner.domain.setting import CHUNK_KNOB, STOCK, ReuseBudget, Setting  # noqa: E402
-from tuner.experiment.design import Named  # noqa: E402
+from tuner.experiment.design import Named, StudyStopped  # noqa: E402
 from tuner.experiment.events import Silent  # noqa: E402
 from tuner.experiment.runner import run  # noqa: E402
 from tuner.experiment.session import engine_opener  # noqa: E402
@@ -150,7 +150,10 @@ async def measure(name: str, design: Blocks, folder: Path) -> None:
         record_dir=store.record_dir,
         events=progress,
     )
-    await run(design, store, opener, SYSTEM_CLOCK, progress)
+    try:
+        await run(design, store, opener, SYSTEM_CLOCK, progress)
+    except StudyStopped as stopped:
+        raise SystemExit(f"{name}: {stopped} (see {store.start_dir(stopped.start.number)})") from None
 
 
 def design_of(load: Load, options: argparse.Namespace) -> Blocks:

@@ -39,6 +39,8 @@ class Blocks:
     rounds: int
     """Of each setting on each start."""
     seed: int = 0
+    stock_chunk: int = 2048
+    """What vLLM takes as chunk size on a CPU when it is not told any."""
     stop_after_s: float = math.inf
     """Of this run: no start begins later."""
 
@@ -84,8 +86,9 @@ class Blocks:
         )
 
     def _live(self, block: int) -> StartPlan:
-        chunks = [named.setting.chunk for named in self.named if named.setting.chunk is not None]
-        largest: dict[str, Scalar] = {CHUNK_KNOB: max(chunks)} if chunks else {}
+        untold = self.base_args.get(CHUNK_KNOB, self.stock_chunk)
+        chunks = [untold, *(named.setting.chunk for named in self.named)]
+        largest: dict[str, Scalar] = {CHUNK_KNOB: max(size for size in chunks if isinstance(size, int))}
         return StartPlan(
             "search",
             f"block {block}: live",

@@ -29,7 +29,7 @@ def regress(folder: Path, vllm: str, scale: float, *words: str) -> subprocess.Co
     paced = [sys.executable, str(ROOT / "benchmarks" / "paced" / "serve.py"), "--vllm", vllm]
     paced += ["--cost-model", "meta-llama/Meta-Llama-3.1-70B", "--count", "4", "--step-time-scale", str(scale)]
     return subprocess.run(
-        [sys.executable, "-m", "tuner", "regress", *words, "--vllm", shlex.join(paced), "--looks", "1"],
+        [sys.executable, "-m", "tuner", "regress", *words, "--vllm", shlex.join(paced), "--stages", "1"],
         cwd=folder,
         env={**os.environ, "NO_COLOR": "1"},
         capture_output=True,

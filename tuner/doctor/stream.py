@@ -15,7 +15,6 @@ from tuner.load.probe import ServerFacts
 from tuner.load.prompting import asked_for
 from tuner.load.target import Target
 from tuner.measure.percentiles import nearest_rank
-from tuner.measure.samples import came_at_once
 
 TOKENS = 32
 _CHECK = "stream"
@@ -47,7 +46,7 @@ def judge_stream(record: RequestRecord, *, ignore_eos: bool) -> list[Line]:
         return [wrong(_CHECK, f"one streamed request for {TOKENS} tokens failed: {record.error}", hint)]
     tokens = record.output_tokens
     lines: list[Line] = []
-    if came_at_once(record):
+    if record.collected:
         lines.append(
             wrong(
                 _CHECK,

@@ -30,6 +30,8 @@ class RequestRecord:
     """Times between successive token-bearing deltas of one choice, ms; one choice after the other."""
     deltas: int = 0
     """Token-bearing deltas received."""
+    collected: bool = False
+    """Most tokens arrived together with the one before them: something held them back, nothing tells their times."""
     keep_alives: int = 0
     """Deltas without text that were no tokens, by the count of `usage`."""
     choices: int = 1

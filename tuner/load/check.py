@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tuner.domain.workload import PromptsWorkload, TraceWorkload, Workload, unmeasurable
 from tuner.errors import UsageError
+from tuner.load.reply import whole
 from tuner.load.workloads.prompts import describe_bodies, parse_bodies
 from tuner.load.workloads.trace_file import choose_lines, describe_trace, parse_trace
 
@@ -24,7 +25,11 @@ def check_workload(workload: Workload, base_dir: Path, metrics: Iterable[str] = 
         longest = max(line.output_tokens for line in lines)
         said = describe_trace(workload, lines)
     elif isinstance(workload, PromptsWorkload):
-        said = describe_bodies(parse_bodies(workload, base_dir))
+        bodies = parse_bodies(workload, base_dir)
+        asked = [whole(body.get("max_completion_tokens") or body.get("max_tokens")) for body in bodies]
+        if longest is None and None not in asked:
+            longest = max(n for n in asked if n is not None)
+        said = describe_bodies(bodies)
     for metric in metrics:
         why = unmeasurable(metric, longest)
         if why:

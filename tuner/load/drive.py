@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from tuner.clock import SYSTEM_CLOCK, Clock
 from tuner.domain.observation import Phase, RequestRecord, RoundObservation
-from tuner.load.discard import COUNTS, FAILURES_ALLOWED, GIVEN_UP, Discard, judge, warm_start
+from tuner.load.discard import COUNTS, FAILURES_ALLOWED, GIVEN_UP, Discard
 from tuner.load.exchange import Exchange
-from tuner.load.keeping_up import client_stats, loop_lags_ms, mean_in_flight
+from tuner.load.keeping_up import loop_lags_ms
+from tuner.load.observe import observe
 from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan, longest_reply_bytes
 from tuner.load.proxied import carrier_for
 from tuner.load.target import Target
@@ -336,45 +337,18 @@ class _Round:
             secret=self._target.api_key or None,
         )
 
-    def _warm_start(self, records: Sequence[RequestRecord]) -> int | None:
-        if not records or not self._plan.must_start_cold:
-            return None
-        prefix = self._exchanges[0].request.prefix
-        same = [r for r, e in zip(records, self._exchanges, strict=True) if e.request.prefix == prefix]
-        return warm_start(records[0], same if prefix is not None else records[:1], self._plan.cached_allowance)
-
     async def _observe(self) -> RoundObservation:
         records: list[RequestRecord] = []
         for number, exchange in enumerate(self._exchanges):
             records.append(self._read(exchange))
             if number % 64 == 63:
                 await asyncio.sleep(0)
-        lead = [r for r, e in zip(records, self._exchanges, strict=True) if e.source == 0]
-        measured = [r for r in lead if r.phase != "cold"] or lead
-        ends = [r.finished_s for r in measured if r.finished_s is not None]
-        begins = [r.sent_s for r in measured]
-        busy = None
-        asked = self._plan.lead.concurrency
-        if asked and lead:
-            # The closed loop is full until its last request is sent; after that it may run dry.
-            spans = [(r.sent_s, r.finished_s) for r in lead if r.finished_s is not None]
-            busy = mean_in_flight(spans, self._started_s, max(r.sent_s for r in lead))
-        client = client_stats(
+        return observe(
+            self._plan,
+            self._exchanges,
             records,
             loop_lags_ms(self._ticks_late, TICK_S),
-            max_in_flight=self._max_in_flight,
-            asked_in_flight=asked,
-            busy_in_flight=busy,
-        )
-        observation = RoundObservation(
-            records=records,
-            client=client,
             started_s=self._started_s,
-            measured_from_s=min(begins, default=self._started_s),
-            measured_to_s=max(ends, default=self._started_s),
+            max_in_flight=self._max_in_flight,
+            stopped=self._stopped,
         )
-        warm = self._warm_start(records)
-        observation.discard_code, observation.discarded = judge(
-            self._plan, records, self._stopped, warm, client.limited_reason
-        )
-        return observation

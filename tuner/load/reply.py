@@ -59,11 +59,13 @@ class Reply:
     """Empty deltas that were no tokens."""
 
     def take(self, event: Event, at_s: float) -> None:
-        """Account for an event that arrived at `at_s`."""
-        if event.data == DONE:
+        """Account for an event that arrived at `at_s`. One without data is none, and so is one of a name that OpenAI's
+        API does not have, unless it looks like its own."""
+        data, failed = event.data.strip(), event.name == b"error"
+        if data == DONE:
             self.done = True
-        elif event.data.strip() or event.name == b"error":
-            self.take_json(event.data, at_s, named_error=event.name == b"error")
+        elif failed or data[:1] == b"{" or (data and event.name in (b"", b"message")):
+            self.take_json(event.data, at_s, named_error=failed)
 
     def take_json(self, data: bytes, at_s: float, *, named_error: bool = False) -> None:
         """Account for the data of an event that is not `[DONE]`."""

@@ -49,7 +49,7 @@ def _load_grew(served: Sequence[RequestRecord]) -> bool:
     first, last = served[: quarter + 1], served[-quarter - 1 :]
     spans = [part[-1].intended_s - part[0].intended_s for part in (first, last)]
     prompts = [
-        float(np.median([(r.prompt_tokens or 0) - (r.cached_tokens or 0) for r in part])) for part in (first, last)
+        float(np.median([r.prompt_tokens or r.prompt_tokens_planned or 0 for r in part])) for part in (first, last)
     ]
     return spans[0] > _SAME_LOAD * spans[1] or prompts[1] > _SAME_LOAD * prompts[0]
 

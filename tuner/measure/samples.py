@@ -45,27 +45,14 @@ def cached_share(record: RequestRecord) -> float | None:
     return None if not prompt else (record.cached_tokens or 0) / prompt
 
 
-_AT_ONCE_MS = 0.2
-"""No engine makes two tokens of one answer within this time; bytes that were held back arrive so."""
-_LONG_MS = 20.0
-"""Below this, an answer is too short to tell tokens that were held back from tokens that came at once."""
 _COLLECTED_ALLOWED = 0.05
 """Share of answers; above it nothing is known of the time between tokens."""
-
-
-def came_at_once(record: RequestRecord) -> bool:
-    """Whether most tokens of an answer arrived together with the one before them: nothing is known of their times."""
-    tokens = record.output_tokens or 0
-    if record.deltas and record.deltas <= record.choices < tokens:
-        return True
-    gaps = record.token_gaps_ms
-    return (record.e2e_ms or 0.0) >= _LONG_MS and 2 * sum(gap < _AT_ONCE_MS for gap in gaps) > len(gaps)
 
 
 def collected(records: Sequence[RequestRecord]) -> str:
     """Why these answers prove no time between tokens: something on the way collected them; '' when they do."""
     several = [r for r in records if r.ok and (r.token_gaps_ms or (r.output_tokens or 0) > r.choices)]
-    at_once = sum(came_at_once(r) for r in several)
+    at_once = sum(r.collected for r in several)
     if at_once <= _COLLECTED_ALLOWED * len(several):
         return ""
     return (
@@ -124,9 +111,9 @@ class Samples:
                 wanted = name == "ttft_cached_ms"
                 return _ttfts(r for r, share in shares if share is not None and (share >= 0.5) is wanted)
             case "itl_ms":
-                return _gaps([] if self.collected else [r for r in good if not came_at_once(r)])
+                return _gaps([] if self.collected else [r for r in good if not r.collected])
             case "tpot_ms":
-                return _each([] if self.collected else [r.tpot_ms for r in good if not came_at_once(r)])
+                return _each([] if self.collected else [r.tpot_ms for r in good if not r.collected])
             case "e2e_ms":
                 return _each([r.e2e_ms for r in good])
             case "answer_ttft_ms":

@@ -11,7 +11,7 @@ from typing import Any, Literal
 from tuner.domain.experiment import STOCK_ID, Contrast, Fingerprint, Results
 from tuner.domain.frozen import Frozen
 from tuner.domain.measurement import Measurement, metric
-from tuner.domain.setting import STOCK, Setting
+from tuner.domain.setting import CHUNK_KNOB, STOCK, Setting
 from tuner.experiment.design import Named, StartPlan
 from tuner.freeze.fingerprint import Difference, differences
 from tuner.freeze.measured import rounds_by_start
@@ -111,7 +111,8 @@ class RunPlan:
         """The frozen command, and stock where this stage measures it."""
         frozen, stock = self.frozen, self.frozen.stock
         beside = {} if stock is None else stock.engine_args
-        knobs = {n: v for n, v in frozen.engine_args.items() if n not in beside or beside[n] != v}
+        named = [n for n, v in frozen.engine_args.items() if n == CHUNK_KNOB or (stock and beside.get(n) != v)]
+        knobs = {n: frozen.engine_args[n] for n in named}
         setting = Setting(knobs=knobs, reuse_budget=frozen.reuse_budget)
         ours = Side(Named(FROZEN_ID, setting), frozen.engine_args, frozen.reuse_budget)
         if stock is None or not self.stock_runs(stage):
@@ -162,9 +163,8 @@ class RunPlan:
         gate = [metrics[name].verdict for name in self.frozen.regress_metrics]
         word = overall([*gate, *(limit.verdict for limit in limits if limit.verdict == "regressed")])
         notes += [f"{b.constraint}: {describe_limit(b)}, {b.reason}" for b in limits if b.reason and b.now is not None]
-        advice = (
-            "" if self.rebase else few_starts_advice(self.frozen.measured.starts, stock=self.frozen.stock is not None)
-        )
+        has_stock = self.frozen.stock is not None and not is_stock(self.frozen)
+        advice = "" if self.rebase else few_starts_advice(self.frozen.measured.starts, stock=has_stock)
         notes += [advice] if advice else []
         result = RunResult(
             frozen=self.frozen,

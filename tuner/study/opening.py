@@ -105,8 +105,9 @@ def check_continuable(
         return None
     found = store.study()
     difference = _difference(found, profile.to_json(), fingerprint, seed)
-    if difference is None and found.design.get("live") != design.get("live"):
-        difference = "--no-live: " + ("its settings were switched" if found.design.get("live") else "it was given then")
+    before, now = found.design.get("live"), design.get("live")
+    if difference is None and before != now:
+        difference = f"live switching (--no-live): it has {_short(before)}, now it would be {_short(now)}"
     if difference:
         raise UsageError(
             f"{store.path} holds a study that differs in {difference}",

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.fakes.scripted_server import ScriptedServer
+from tests.fakes.scripted_server import DONE, Asked, Reply, ScriptedServer, stream, text_chunk, usage_chunk
 from tests.unit.doctor.test_sense import profile
 from tuner.doctor import Request, examine
 from tuner.doctor.line import Line
@@ -68,6 +68,54 @@ async def test_usage_of_another_shape_is_nothing_known(usage: Any) -> None:
     async with ScriptedServer(whole_usage=usage).running() as server:
         lines = await look(server.base_url)
     assert "cannot be told" in lines["prefix caching"].message
+
+
+def collected(server: ScriptedServer, asked: Asked) -> Reply:
+    """A gateway that passes an answer on once it is whole."""
+    parts = stream(server, asked).parts
+    return Reply([0.2, b"".join(p for p in parts if isinstance(p, bytes))])
+
+
+def capped(server: ScriptedServer, asked: Asked) -> Reply:
+    given = min(3, int(asked.body["max_tokens"]))
+    tokens = [text_chunk("a")] * (given - 1)
+    return Reply([*tokens, text_chunk("b", "stop"), usage_chunk(len(asked.tokens), given, 0), DONE])
+
+
+def aborting(server: ScriptedServer, asked: Asked) -> Reply:
+    if asked.body["max_tokens"] == 1:
+        return stream(server, asked)
+    return Reply([text_chunk("a"), text_chunk("b", "abort"), usage_chunk(len(asked.tokens), 2, 0), DONE])
+
+
+def without_ignore_eos(server: ScriptedServer, asked: Asked) -> Reply:
+    if "ignore_eos" not in asked.body:
+        return stream(server, asked)
+    return Reply([b'{"error": {"message": "unknown field"}}'], 400, "application/json", "length")
+
+
+@pytest.mark.parametrize(
+    ("behave", "check", "says"),
+    [
+        (collected, "stream", "in one piece"),
+        (capped, "stream", "32 tokens were asked for with `ignore_eos`, 3 were given"),
+        (aborting, "stream", "'abort'"),
+        (without_ignore_eos, "first request", "without `ignore_eos` it answers"),
+    ],
+)
+async def test_what_one_streamed_request_shows(behave: Any, check: str, says: str) -> None:
+    async with ScriptedServer(behave).running() as server:
+        line = (await look(server.base_url))[check]
+    assert line.status == "wrong"
+    assert says in line.message
+    assert line.hint
+
+
+async def test_an_honest_stream() -> None:
+    async with ScriptedServer(lambda s, a: stream(s, a, ttft_s=0.01, itl_s=0.01)).running() as server:
+        lines = await look(server.base_url)
+    assert lines["stream"].status == "ok"
+    assert "32 tokens in 32 pieces" in lines["stream"].message
 
 
 async def test_prefix_caching_that_is_off(serve: Serve) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.fakes.scripted_server import Reply, ScriptedServer, stream
+from tests.fakes.scripted_server import DONE, Asked, Reply, ScriptedServer, stream, text_chunk, usage_chunk
 from tuner.domain.profile import Profile
 from tuner.domain.workload import SharedPrefixWorkload
 from tuner.errors import LoadError, UsageError
@@ -49,6 +50,79 @@ async def test_facts_of_a_good_server() -> None:
     assert not facts.simulated
     assert facts.api == "completions"
     assert facts.label == ""
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+@pytest.mark.parametrize("ignore_eos", [True, False])
+async def test_the_first_request_says_what_every_other_one_says(api: Api, ignore_eos: bool) -> None:
+    async with ScriptedServer().running() as server:
+        target = Target(server.base_url, api=api)
+        facts = await probe(target, ignore_eos=ignore_eos)
+        load = shared(ignore_eos=ignore_eos)
+        planner = await Planner.open(target, load, facts, seed=1, base_dir=Path())
+        await drive(target, planner.plan("r1", "a1"))
+        first, last = server.asked[0].body, server.asked[-1].body
+    changing = ("prompt", "messages", "max_tokens")
+    assert {k: v for k, v in first.items() if k not in changing} == {k: v for k, v in last.items() if k not in changing}
+    assert first.keys() == last.keys()
+    assert ("ignore_eos" in first) is ignore_eos
+    assert facts.reports_finish
+
+
+def refusing(field: str, how: str) -> Callable[[ScriptedServer, Asked], Reply]:
+    """A gateway that does not know a field."""
+
+    def behave(server: ScriptedServer, asked: Asked) -> Reply:
+        if field not in asked.body:
+            return stream(server, asked)
+        message = json.dumps({"error": {"message": f"Unrecognized request argument supplied: {field}"}}).encode()
+        if how == "in the stream":
+            return Reply([b"data: " + message + b"\n\n", b"data: [DONE]\n\n"])
+        return Reply([message], int(how), "application/json", "length")
+
+    return behave
+
+
+@pytest.mark.parametrize("api", ["completions", "chat"])
+@pytest.mark.parametrize("how", ["400", "422", "500", "in the stream"])
+async def test_a_server_that_refuses_ignore_eos_is_told_apart_with_the_switch(api: Api, how: str) -> None:
+    async with ScriptedServer(refusing("ignore_eos", how)).running() as server:
+        error = await failure(Target(server.base_url, api=api))
+        facts = await probe(Target(server.base_url, api=api), ignore_eos=False)
+    assert error.code == "http_error"
+    assert "without `ignore_eos` it answers" in error.message
+    assert "Unrecognized request argument" in error.message
+    assert "workload.ignore_eos: false" in error.hint
+    assert facts.api == api
+
+
+async def test_a_server_that_refuses_stream_options_is_told_apart() -> None:
+    async with ScriptedServer(refusing("stream_options", "400")).running() as server:
+        error = await failure(Target(server.base_url))
+    assert "without `stream_options` it answers" in error.message
+    assert "gateway" in error.hint
+
+
+async def test_an_answer_that_ends_abnormally_is_no_good_server() -> None:
+    bad = [text_chunk("a", "abort"), b"data: [DONE]\n\n"]
+    async with ScriptedServer(lambda s, a: Reply(bad)).running() as server:
+        error = await failure(Target(server.base_url))
+    assert "finish_reason 'abort'" in error.message
+
+
+async def test_a_load_without_ignore_eos_may_end_anywhere() -> None:
+    def behave(server: ScriptedServer, asked: Asked) -> Reply:
+        assert "ignore_eos" not in asked.body
+        return Reply([text_chunk("a", "stop"), usage_chunk(len(asked.tokens), 1, asked.cached_tokens), DONE])
+
+    async with ScriptedServer(behave).running() as server:
+        target = Target(server.base_url)
+        load = shared(ignore_eos=False)
+        facts = await probe(target, ignore_eos=False)
+        planner = await Planner.open(target, load, facts, seed=1, base_dir=Path())
+        got = await drive(target, planner.plan("r1", "a1"))
+    assert all(r.ok for r in got.records)
+    assert got.discard_code in ("", "client_limited")
 
 
 async def test_cached_tokens_that_are_not_reported() -> None:

@@ -537,3 +537,88 @@ async def test_a_bug_in_a_plan_is_raised_and_does_not_hang(arrival: dict[str, An
         broken = replace(made, arrivals=(replace(made.lead, request=request),))
         with pytest.raises(ZeroDivisionError):
             await asyncio.wait_for(drive(target, broken), 20)
+
+
+@pytest.mark.parametrize("lost", [3, 20, 43])
+@pytest.mark.parametrize("sent", ["nothing", "two tokens"])
+async def test_one_request_that_never_returns_is_one_timeout(lost: int, sent: str) -> None:
+    """Others are answered meanwhile: the engine moves."""
+
+    async def behave(server: ScriptedServer, asked: Asked) -> Reply:
+        if asked.number != lost:
+            return stream(server, asked)
+        if sent == "nothing":
+            await asyncio.sleep(30)
+        return Reply([*TWO, 30.0, DONE])
+
+    async with ScriptedServer(in_rounds(behave)).running() as server:
+        got = await one_round(server, shared(4, 40, output_tokens=(8, 12)), stall_timeout_s=0.4)
+    failed = [r for r in got.records if not r.ok]
+    assert [r.error_code for r in failed] == ["timeout"]
+    assert counts(got), got.discarded
+    assert len(got.records) == 44
+
+
+async def test_one_at_a_time_a_second_silence_in_a_row_is_a_stall() -> None:
+    async def behave(server: ScriptedServer, asked: Asked) -> Reply:
+        if asked.number >= 8:
+            await asyncio.sleep(30)
+        return stream(server, asked)
+
+    async with ScriptedServer(in_rounds(behave)).running() as server:
+        got = await one_round(server, shared(1, 30), stall_timeout_s=0.3)
+    assert got.discard_code == "engine_stalled"
+    assert [r.error_code for r in got.records if not r.ok] == ["timeout", "stalled"]
+
+
+async def test_answers_that_the_engine_aborts_are_failures(reach: Callable[[ScriptedServer], Target]) -> None:
+    def behave(server: ScriptedServer, asked: Asked) -> Reply:
+        if asked.number % 2:
+            return stream(server, asked)
+        return Reply([text_chunk("a"), text_chunk("b", "abort"), usage_chunk(len(asked.tokens), 2, 0), DONE])
+
+    async with ScriptedServer(in_rounds(behave)).running() as server:
+        target = reach(server)
+        planner = await Planner.open(target, shared(4, 40), await probe(target), seed=1, base_dir=Path())
+        server.asked.clear()
+        got = await asyncio.wait_for(drive(target, planner.plan("r1", "a1")), 30)
+    assert got.discard_code == "too_many_failures"
+    assert "abnormal_end" in {r.error_code for r in got.records}
+    assert "finish_reason 'abort'" in got.discarded
+
+
+async def test_a_gateway_that_collects_the_stream_is_seen(reach: Callable[[ScriptedServer], Target]) -> None:
+    def behave(server: ScriptedServer, asked: Asked) -> Reply:
+        reply = stream(server, asked)
+        return Reply([0.3, b"".join(p for p in reply.parts if isinstance(p, bytes))])
+
+    async with ScriptedServer(in_rounds(behave)).running() as server:
+        target = reach(server)
+        planner = await Planner.open(target, shared(4, 8), await probe(target), seed=1, base_dir=Path())
+        got = await asyncio.wait_for(drive(target, planner.plan("r1", "a1")), 30)
+    assert all(r.ok and r.collected for r in got.records)
+
+
+async def test_an_honest_round_is_what_was_asked_for() -> None:
+    behave = lambda s, a: stream(s, a, ttft_s=0.02, itl_s=0.005)  # noqa: E731
+    async with ScriptedServer(in_rounds(behave)).running() as server:
+        got = await one_round(server, shared(4, 20))
+    assert counts(got), got.discarded
+    assert not any(r.collected for r in got.records)
+    assert all(r.finish_reason == "length" and r.choices == 1 and not r.keep_alives for r in got.records)
+
+
+@pytest.mark.parametrize("kind", ["answers", "prompts"])
+async def test_a_round_that_is_not_what_was_asked_for_is_discarded(kind: str) -> None:
+    def behave(server: ScriptedServer, asked: Asked) -> Reply:
+        given = 2 if kind == "answers" else int(asked.body["max_tokens"])
+        counted = len(asked.tokens) if kind == "answers" else len(asked.tokens) // 2
+        return Reply([*[text_chunk("a")] * (given - 1), text_chunk("b", "stop"), usage_chunk(counted, given, 0), DONE])
+
+    async with ScriptedServer(in_rounds(behave)).running() as server:
+        got = await one_round(server, shared(4, 20, output_tokens=(6, 9)))
+        assert got.discard_code == f"{kind}_differ"
+        relaxed = shared(4, 20, output_tokens=(6, 9), ignore_eos=False)
+        again = await one_round(server, relaxed)
+        assert "ignore_eos" not in server.asked[-1].body
+    assert counts(again) is (kind == "answers"), again.discarded

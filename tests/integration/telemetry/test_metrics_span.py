@@ -76,6 +76,19 @@ async def test_a_single_500_at_an_end_is_tried_again(server: Server) -> None:
     assert span.delta.prefix_hit_rate is not None
 
 
+async def test_requests_that_have_just_ended_are_looked_at_once_more(server: Server) -> None:
+    running = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running {}\n"
+    server.reply = lambda n: web.Response(text=page(n) + running.format(1 if n == 2 else 0))
+    async with metrics_span(server.url, FakeClock(), poll_s=1e9) as span:
+        pass
+    assert server.asked == 3
+    assert span.delta.requests_left == 0
+    server.reply = lambda n: web.Response(text=page(n) + running.format(4))
+    async with metrics_span(server.url, FakeClock(), poll_s=1e9) as span:
+        pass
+    assert span.delta.requests_left == 4
+
+
 @pytest.mark.parametrize("status", [401, 404, 500, 503])
 async def test_a_server_without_metrics_is_unknown_and_nothing_fails(server: Server, status: int) -> None:
     server.reply = lambda n: web.Response(status=status, text="no")

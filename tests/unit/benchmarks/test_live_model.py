@@ -88,10 +88,12 @@ def test_a_block_has_a_fresh_start_of_every_setting_and_a_live_one_with_the_same
                 assert sorted(rows) == [2 * block, 2 * block + 1]
 
 
-def test_a_live_start_takes_the_largest_chunk_and_a_fresh_one_its_setting() -> None:
+def test_a_live_start_takes_the_largest_chunk_with_stock_s_and_a_fresh_one_its_setting() -> None:
     plans = {plan.label: plan for plan in design().plans()}
     live = plans["block 1: live"]
-    assert (live.engine_args["max_num_batched_tokens"], live.live_budget, live.reuse_budget) == (512, True, None)
+    assert (live.engine_args["max_num_batched_tokens"], live.live_budget, live.reuse_budget) == (2048, True, None)
+    plan = next(p for p in design(base_args={"max_num_batched_tokens": 256}).plans() if p.live)
+    assert plan.engine_args["max_num_batched_tokens"] == 512
     assert "max_num_batched_tokens" not in plans["block 1: stock"].engine_args
     assert plans["block 1: admission"].reuse_budget == BUDGET.setting.reuse_budget
 

@@ -107,3 +107,37 @@ def test_the_commit_of_a_cached_model(tmp_path: Path) -> None:
     (refs / "main").write_text("0123abcd\n")
     assert cached_revision("meta-llama/X", {"HF_HOME": str(tmp_path)}) == "0123abcd"
     assert cached_revision("./model", {"HF_HOME": str(tmp_path)}) is None
+
+
+HYBRID = "INFO 11-29 10:54:19 [c.py:1] Setting attention block size to 256 tokens to ensure that"
+
+
+@pytest.mark.parametrize("part", [4, 16, 128])
+def test_the_blocks_of_a_hybrid_model_s_groups_are_no_other_block_size(part: int) -> None:
+    """The log has the block of attention, /metrics and /server_info that of another group, which divides it."""
+    pool = "INFO 11-29 10:54:20 [k.py:1] GPU KV cache size: 81,920 tokens"
+    found = from_log([HYBRID, pool])
+    found = with_server_info(found, {"vllm_config": {"cache_config": {"block_size": part}}}, ["block_size"])
+    found = with_metrics(found, f'vllm:cache_config_info{{block_size="{part}",num_gpu_blocks="1280"}} 1.0')
+    assert found.block_size == 256
+    assert found.kv_cache_tokens == 81_920
+    assert "block_size" not in found.args
+    for asked in (part, 256):
+        assert difference({"block_size": asked}, {"block_size": part}) is None
+
+
+def test_a_block_size_that_is_no_part_is_what_the_engine_says() -> None:
+    found = with_metrics(from_log([HYBRID]), 'vllm:cache_config_info{block_size="96"} 1.0')
+    assert found.block_size == found.args["block_size"] == 96
+    assert difference({"block_size": 16}, {"block_size": 24}) is not None
+
+
+@pytest.mark.parametrize(
+    ("asked", "runs", "differs"),
+    [("64K", 65536, False), ("64k", 64000, False), ("64K", 2048, True), ("1k", 1024, True), ("2048", 2048, False)],
+)
+def test_sizes_are_compared_as_numbers(asked: str, runs: int, differs: bool) -> None:
+    found = difference({"max_num_batched_tokens": asked}, {"max_num_batched_tokens": runs})
+    assert (found is not None) is differs
+    if found is not None:
+        assert f"is {runs}, asked for was {asked}" in found.message

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.fakes.scripted_server import DONE, text_chunk, usage_chunk
+from tests.fakes.scripted_server import DONE, event, text_chunk, usage_chunk
 from tuner.domain.observation import RequestRecord
 from tuner.load.exchange import Exchange
 from tuner.load.plan import PlannedRequest
@@ -133,3 +133,50 @@ def test_usage_without_details_means_none_cached_where_the_server_reports_them()
     exchange.pieces = [HEAD, chunk(text_chunk("a") + usage_chunk(7, 1) + DONE), b"0\r\n\r\n"]
     exchange.times = [1.0, 2.0, 3.0]
     assert exchange.read(reports_cached_tokens=True).cached_tokens == 0
+
+
+def test_a_finish_reason_that_other_answers_have_is_missed() -> None:
+    exchange = Exchange(PlannedRequest(b"", 7, 1), 0, "measured", 0.0, 0, False)
+    exchange.pieces = [HEAD, chunk(text_chunk("a") + usage_chunk(7, 1) + DONE), b"0\r\n\r\n"]
+    exchange.times = [1.0, 2.0, 3.0]
+    got = exchange.read(reports_finish=True)
+    assert got.error_code == "cut"
+    assert "without the finish reason that other answers have" in (got.error or "")
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "content_filter"])
+def test_an_abnormal_end_is_a_failure_whatever_follows(reason: str) -> None:
+    got = record([HEAD, chunk(text_chunk("a") + text_chunk("", reason) + usage_chunk(7, 1) + DONE), b"0\r\n\r\n"])
+    assert got.error_code == "abnormal_end"
+    assert got.finish_reason == reason
+    assert repr(reason) in (got.error or "")
+    assert not got.ok
+
+
+def test_one_choice_without_an_end_is_a_cut() -> None:
+    both = event({"choices": [{"index": 0, "text": "a", "finish_reason": "stop"}, {"index": 1, "text": "a"}]})
+    got = record([HEAD, chunk(both + DONE), b"0\r\n\r\n"])
+    assert got.error_code == "cut"
+    assert got.choices == 2
+
+
+def test_a_reason_that_could_steer_a_terminal_is_shown_without_that() -> None:
+    got = record([HEAD, chunk(text_chunk("a", "\x1b[31m" + "x" * 500) + DONE), b"0\r\n\r\n"])
+    assert got.error_code == "abnormal_end"
+    assert "\x1b" not in (got.error or "")
+    assert len(got.error or "") < 200
+
+
+@pytest.mark.parametrize("beat", [b"data:\n\n", b"data: \n\n", b"data\n\n", b": ping\n\n", b"event: ping\ndata: x\n\n"])
+@pytest.mark.parametrize("ends", [b"\n", b"\r\n", b"\r"])
+def test_heartbeats_are_no_events(beat: bytes, ends: bytes) -> None:
+    stream = beat + text_chunk("a") + beat + beat + text_chunk("b", "length") + usage_chunk(7, 2) + beat + DONE
+    got = record([HEAD, chunk(b"\xef\xbb\xbf" + stream.replace(b"\n", ends)), b"0\r\n\r\n"])
+    assert got.error is None
+    assert got.deltas == got.output_tokens == 2
+
+
+def test_one_delta_of_many_tokens_has_no_time_per_token() -> None:
+    got = record([HEAD, chunk(text_chunk("a b c", "length")), chunk(usage_chunk(7, 3) + DONE), b"0\r\n\r\n"])
+    assert got.ok
+    assert got.tpot_ms is None

@@ -131,3 +131,114 @@ def test_error_sentences_are_found() -> None:
     assert error_text({"detail": "Not Found"}) == "Not Found"
     assert error_text({"message": "m"}) == "m"
     assert body_text(b"<h1>502</h1>") == "<h1>502</h1>"
+
+
+def choice(index: int, text: str, finish: str | None = None) -> dict[str, Any]:
+    return {"choices": [{"index": index, "text": text, "finish_reason": finish}]}
+
+
+def test_gaps_are_between_tokens_of_one_choice() -> None:
+    """Two answers in turn, each with a token every two seconds."""
+    told = [choice(i % 2, "a", "length" if i > 3 else None) for i in range(6)]
+    reply = read(*told, usage(6), "[DONE]")
+    assert reply.gaps_ms == [2000.0] * 4
+    assert reply.token_times == [float(i) for i in range(6)]
+    assert reply.finished
+
+
+def test_choices_in_one_event_are_told_apart() -> None:
+    both = {"choices": [{"index": i, "text": "a"} for i in range(3)]}
+    assert read(both, both, usage(6)).gaps_ms == [1000.0] * 3
+
+
+def test_an_end_belongs_to_its_choice() -> None:
+    reply = read(choice(0, "a", "length"), choice(1, "a"), usage(2), "[DONE]")
+    assert not reply.finished
+    assert reply.finish_reason == "length"
+    assert read(choice(0, "a", "length"), choice(1, "a", "abort")).finish_reason == "abort"
+
+
+@pytest.mark.parametrize("said", ["", "null", "None"])
+def test_a_finish_reason_that_says_nothing_is_none(said: str) -> None:
+    assert read(text("a", said)).finish_reason is None
+
+
+@pytest.mark.parametrize(
+    "keep_alive", [text(""), delta(content=""), delta(reasoning_content=""), delta(role="assistant", content="")]
+)
+def test_empty_deltas_before_the_first_token_are_none_when_usage_says_so(keep_alive: dict[str, Any]) -> None:
+    token = text if "text" in keep_alive["choices"][0] else lambda word: delta(content=word)
+    reply = read(keep_alive, keep_alive, keep_alive, token("a"), token("b"), usage(2))
+    assert reply.token_times == [3.0, 4.0]
+    assert reply.first_answer_s == 3.0
+
+
+def test_keep_alives_among_the_tokens_go_too() -> None:
+    reply = read(text(""), text("a"), text(""), text("b"), text(""), usage(2))
+    assert reply.token_times == [1.0, 3.0]
+    assert reply.keep_alives == 3
+
+
+def test_an_empty_token_stays_a_token_behind_keep_alives() -> None:
+    """Half a character: three deltas without text, two of them more than `usage` counts."""
+    reply = read(text(""), text(""), text(""), text("é"), usage(2))
+    assert reply.token_times == [2.0, 3.0]
+
+
+def test_deltas_with_text_are_never_dropped() -> None:
+    assert read(text("a"), text("b"), text("c"), usage(1)).token_times == [0.0, 1.0, 2.0]
+
+
+def test_thoughts_after_keep_alives_do_not_begin_the_answer() -> None:
+    reply = read(delta(content=""), delta(reasoning="hm"), delta(content="42"), usage(2))
+    assert reply.token_times == [1.0, 2.0]
+    assert reply.first_answer_s == 2.0
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        Event(b""),
+        Event(b" "),
+        Event(b"\n"),
+        Event(b"", b"ping"),
+        Event(b"keep-alive", b"ping"),
+        Event(b"ok", b"status"),
+    ],
+    ids=str,
+)
+def test_an_event_without_data_or_of_another_name_is_no_event(event: Event) -> None:
+    reply = Reply()
+    reply.take(event, 0.0)
+    assert reply == Reply()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b'{"choices": [{"text": "\\ud83d", "finish_reason": null}]}',
+        b'{"choices": [{"text": "a", "logprobs": {"token_logprobs": [-Infinity, NaN]}}]}',
+        b'{"choices": [{"text": "caf\xc3"}]}',
+        b'  {"choices": [{"text": "a"}], "id": 123456789012345678901234567890}  ',
+        b'{\n"choices":\n[{"text":"a"}]}',
+    ],
+    ids=["half a pair", "not finite", "half a character", "a long number", "several lines"],
+)
+def test_json_that_servers_send_is_read(data: bytes) -> None:
+    reply = Reply()
+    reply.take(Event(data), 1.0)
+    assert reply.error is None
+    assert reply.token_times == [1.0]
+
+
+def test_json_without_end_is_an_error_and_no_crash() -> None:
+    for data in (b"{" * 100_000, b"[" * 100_000, b'{"a": ' * 50_000):
+        reply = Reply()
+        reply.take_json(data, 0.0)
+        assert "no JSON" in (reply.error or "")
+
+
+def test_a_count_may_be_written_with_a_point_and_more_cached_than_sent_is_none() -> None:
+    told = {"prompt_tokens": 7.0, "completion_tokens": 2.0, "prompt_tokens_details": {"cached_tokens": 9}}
+    reply = read(text("a"), {"choices": [], "usage": told})
+    assert (reply.prompt_tokens, reply.output_tokens, reply.cached_tokens) == (7, 2, None)

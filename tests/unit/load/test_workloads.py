@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -329,6 +330,22 @@ def test_prompts_keep_what_they_say_behind_a_tag(tmp_path: Path) -> None:
     # The file over again is new content: another tag.
     assert bodies[6]["messages"][0]["content"].endswith("be 0")
     assert bodies[6] != bodies[0]
+
+
+def test_bodies_with_an_end_of_their_own_or_several_answers_are_asked_for_what_they_say(tmp_path: Path) -> None:
+    bodies = [{"prompt": "x"}, {"prompt": "y", "n": 4}, {"prompt": "z", "stop": ["."]}]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, bodies)))
+    workload = PromptsWorkload(path="p.jsonl", concurrency=1, requests=2, output_tokens=5)
+    requests = everything(make_load(workload, TEXT, 7, tmp_path), "r1")
+    assert [r.output_tokens for r in requests] == [5, 20, None]
+    assert all(json.loads(r.body)["max_tokens"] == 5 for r in requests)
+
+
+def test_ignore_eos_can_be_left_out(tmp_path: Path) -> None:
+    for workload, prompter in loads(tmp_path):
+        without = workload.model_copy(update={"ignore_eos": False, "output_tokens": (2, 4)})
+        load = make_load(without, replace(prompter, ignore_eos=False), 7, tmp_path)
+        assert not any("ignore_eos" in json.loads(r.body) for r in everything(load, "r1"))
 
 
 def test_prompts_by_rate_measure_as_many_as_asked(tmp_path: Path) -> None:

@@ -231,3 +231,49 @@ def test_out_of_memory_is_counted_from_the_requests(make) -> None:
 def test_several_tokens_in_a_piece_are_said(make) -> None:
     found = make.measure(make.observe([make.request(i, 80.0, output_tokens=9) for i in range(100)]))
     assert any("3.0 tokens arrive in one piece" in w for w in found.warnings)
+
+
+def test_failures_are_said_by_kind_with_the_first(make) -> None:
+    records = [make.request(i, 80.0) for i in range(9)] + [make.failure(9, "HTTP 503: overloaded")]
+    found = make.measure(make.observe(records))
+    assert found.failed_requests == 1
+    assert "1 of 10 requests failed (1 no_token); the first: HTTP 503: overloaded" in found.warnings
+
+
+def test_a_failed_request_has_given_nothing_of_what_was_asked(make) -> None:
+    records = [make.request(i, 80.0, output_tokens_planned=3) for i in range(9)] + [make.failure(9)]
+    records[9].output_tokens_planned = 3
+    assert make.measure(make.observe(records)).answered_share == pytest.approx(0.9)
+
+
+def test_shorter_answers_of_a_round_that_counts_are_said(make) -> None:
+    found = make.measure(make.observe([make.request(0, 80.0, output_tokens_planned=64)]))
+    assert found.answered_share == pytest.approx(3 / 64)
+    assert any("3.0 output tokens on average, 64.0 asked for" in w for w in found.warnings)
+
+
+def test_answers_of_an_open_length_have_no_share(make) -> None:
+    found = make.measure(make.observe([make.request(0, 80.0)]))
+    assert found.answered_share is None
+    assert "does not say" in found.unmeasured["answered_share"]
+
+
+def test_answers_whose_length_the_server_does_not_tell_are_said(make) -> None:
+    found = make.measure(make.observe([make.request(0, 80.0, output_tokens_planned=3, output_tokens=None)]))
+    assert found.answered_share is None
+    assert any("is not known" in w for w in found.warnings)
+
+
+def test_a_token_in_several_pieces_is_said(make) -> None:
+    found = make.measure(make.observe([make.request(i, 80.0, output_tokens=1) for i in range(100)]))
+    assert any("a token has 3.0 pieces" in w for w in found.warnings)
+
+
+def test_the_pool_is_what_the_log_says_where_metrics_do_not(make) -> None:
+    observation = make.observe([make.request(0, 80.0)])
+    reasons = {"kv_cache_tokens": "not said"}
+    counters = CounterDelta(reasons=reasons)
+    assert make.measure(observation, counters=counters, kv_cache_tokens=1000).kv_cache_tokens == 1000
+    assert make.measure(observation, counters=counters).unmeasured["kv_cache_tokens"] == "not said"
+    both = CounterDelta(kv_cache_tokens=2000)
+    assert make.measure(observation, counters=both, kv_cache_tokens=1000).kv_cache_tokens == 2000

@@ -285,3 +285,29 @@ def test_nothing_of_a_server_is_counted_as_0_when_it_says_nothing() -> None:
     unsaid = [n for n in CounterDelta.__dataclass_fields__ if n not in ("plugin", "reasons")]
     assert all(getattr(found, n) is None for n in unsaid)
     assert all(found.reasons[n] for n in unsaid)
+
+
+def started(at_s: float, *series: tuple[str, float] | str) -> Snapshot:
+    return snapshot(*series, "# TYPE process_start_time_seconds gauge", f"process_start_time_seconds {at_s}")
+
+
+def test_counters_of_one_process_connect() -> None:
+    found = delta(started(1.7e9, *cache(NEW, 1000, 900)), started(1.7e9, *cache(NEW, 2000, 1000)))
+    assert found.prefix_hit_rate == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("ahead", [1.0, 10.0], ids=["restarted", "a replica that has done more"])
+def test_counters_of_another_process_do_not(ahead: float) -> None:
+    """Several replicas behind one address, or a server that came back: nothing went back, and nothing connects."""
+    before = started(1.7e9, *cache(NEW, 1000, 900), ("vllm:request_success_total", 100))
+    after = started(1.7e9 + 5, *cache(NEW, 1500 * ahead, 1400 * ahead), ("vllm:request_success_total", 150 * ahead))
+    found = delta(before, after)
+    assert found.prefix_hit_rate is None
+    assert found.requests_finished is None
+    assert "another server answered" in found.reasons["prefix_hit_rate"]
+
+
+def test_requests_that_are_left_run_or_wait() -> None:
+    running = ("vllm:num_requests_running", 2)
+    assert delta(snapshot(running), snapshot(running, ("vllm:num_requests_waiting", 3))).requests_left == 5
+    assert delta(snapshot(running), snapshot(("vllm:num_requests_running", 0))).requests_left == 0

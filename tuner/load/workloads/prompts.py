@@ -120,8 +120,9 @@ def parse_bodies(workload: PromptsWorkload, base_dir: Path) -> list[dict[str, An
                 f"{where}: neither `messages` nor `prompt` of an OpenAI request",
                 "A prompt is one text or one list of token ids.",
             )
-        if not isinstance(body.get("n", 1), int) or _answers(body) < 1:
-            raise FileFormatError(f"{where}: n is no number of answers: {body['n']!r}")
+        answers = body.get("n")
+        if answers is not None and (not isinstance(answers, int) or answers < 1):
+            raise FileFormatError(f"{where}: n is no number of answers: {answers!r}")
         api = "chat" if messages is not None else "completions"
         if api != workload.api:
             raise UsageError(
