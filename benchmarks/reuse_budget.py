@@ -20,11 +20,11 @@ import asyncio
 import contextlib
 import json
 import os
-import secrets
 import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -180,13 +180,14 @@ def measure(name: str, stages: tuple[str, ...], options: argparse.Namespace) -> 
             with engine(load, stages, log, scheduler if chosen else [], env) as base_url:
                 save(number, stage, base_url)
     elif missing:
-        folder = make_folder(options.out / f"live-{secrets.token_hex(4)}")
-        env[FOLDER_VARIABLE] = str(folder)
-        with engine(load, stages, log, ["--scheduler-cls", LIVE_CLASS], env) as base_url:
-            control = LiveControl(folder, 1, lambda _: ask_one_token(base_url, MODEL), SYSTEM_CLOCK)
-            for number, stage in missing:
-                asyncio.run(control.apply({"reuse_budget": budget(stage, load)}, LEASE_S))
-                save(number, stage, base_url)
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = make_folder(Path(scratch) / "live")
+            env[FOLDER_VARIABLE] = str(folder)
+            with engine(load, stages, log, ["--scheduler-cls", LIVE_CLASS], env) as base_url:
+                control = LiveControl(folder, 1, lambda _: ask_one_token(base_url, MODEL), SYSTEM_CLOCK)
+                for number, stage in missing:
+                    asyncio.run(control.apply({"reuse_budget": budget(stage, load)}, LEASE_S))
+                    save(number, stage, base_url)
 
 
 def change(pairs: list[tuple[float, float]]) -> tuple[float, float, float]:

@@ -17,7 +17,8 @@ up the step's tokens, so that the waiting are looked at in every step; `blind` t
 between prompts; `pressure` as `budget` with the pool above the eviction threshold; `tenants` as `pressure` with the
 prompts of seven more tenants kept, none of which is in use; `turnover` as `tenants`, and in every step one request
 ends, one arrives and one of the waiting, half of which share their prompt, gets in: the two classes let different
-ones in, so only the plug-in's own time says something. Yielding is on only in `blind`, where nobody is let through:
+ones in, so only the plug-in's own time says something. `live` is the live scheduler without a budget, under the load
+of `budget`: what its counting costs while tuning. Yielding is on only in `blind`, where nobody is let through:
 elsewhere it would change what a step does, which is not its price.
 
 The first step after the collector ran finds no cache line warm and is not counted.
@@ -26,6 +27,7 @@ The first step after the collector ran finds no cache line warm and is not count
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import json
 import logging
@@ -61,6 +63,7 @@ CASES: dict[str, dict[str, Any]] = {
         "tenants": 7,
         "turnover": True,
     },
+    "live": {"shared": True, "slots": 256, "budget": {}, "live": True},
 }
 
 
@@ -92,6 +95,8 @@ def build(cls: type, model: str, *, running: int, slots: int, blocks: int, budge
         cache_config=CacheConfig(block_size=BLOCK, gpu_memory_utilization=0.9, enable_prefix_caching=True),
         additional_config={"chunktune": budget} if budget else {},
     )
+    # vLLM turns it off on the CPU, and the live scheduler takes the class that goes with it.
+    config.scheduler_config.async_scheduling = True
     if not slots:
         config.scheduler_config.max_num_active_seqs = running
     config.cache_config.num_gpu_blocks = blocks
@@ -124,17 +129,18 @@ INSIDE_NS = [0]
 
 def watch_vllm() -> None:
     """Let vLLM's schedule() say how long it takes, called from the plug-in or from here."""
-    from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+    from vllm.v1.core.sched.scheduler import Scheduler
 
-    original = AsyncScheduler.schedule
+    original = Scheduler.schedule
 
+    @functools.wraps(original)
     def schedule(self: Any, *args: Any) -> Any:
         started = time.thread_time_ns()
         output = original(self, *args)
         INSIDE_NS[0] += time.thread_time_ns() - started
         return output
 
-    AsyncScheduler.schedule = schedule
+    Scheduler.schedule = schedule
 
 
 def step(scheduler: Any) -> tuple[int, int]:
@@ -207,7 +213,7 @@ def measure(case: dict[str, Any], model: str, options: argparse.Namespace) -> di
     from vllm.v1.core.kv_cache_utils import init_none_hash
     from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 
-    from tuner.scheduler import ReuseBudgetScheduler
+    from tuner.scheduler import LiveScheduler, ReuseBudgetScheduler
 
     init_none_hash(sha256)
     stock_ns: list[tuple[int, int]] = []
@@ -215,7 +221,8 @@ def measure(case: dict[str, Any], model: str, options: argparse.Namespace) -> di
     for repeat in range(options.repeats):
         common = {"running": options.running, "slots": case["slots"], "blocks": options.blocks}
         stock = build(AsyncScheduler, model, budget={}, **common)
-        plugin = build(ReuseBudgetScheduler, model, budget=case["budget"], **common)
+        cls = LiveScheduler if case.get("live") else ReuseBudgetScheduler
+        plugin = build(cls, model, budget=case["budget"], **common)
         for scheduler in (stock, plugin):
             fill(scheduler, case, running=options.running, waiting=options.waiting)
         gc.collect()
@@ -275,6 +282,8 @@ def main() -> int:
         }
         argv = [vllm_python(options.vllm), __file__, "--inside", *sys.argv[1:]]
         return subprocess.run(argv, env=environment, check=False, timeout=1800).returncode
+    from tuner.scheduler.folder import make_folder
+    from tuner.scheduler.messages import FOLDER_VARIABLE
     from tuner.sim.tiny_model import make_tiny_model
 
     logging.disable(logging.WARNING)
@@ -282,7 +291,8 @@ def main() -> int:
     results = {}
     shown = sys.stderr if options.json else sys.stdout
     with tempfile.TemporaryDirectory() as folder:
-        model = str(make_tiny_model(Path(folder)))
+        os.environ[FOLDER_VARIABLE] = str(make_folder(Path(folder) / "live"))
+        model = str(make_tiny_model(Path(folder) / "model"))
         head = f"schedule() with {options.running} running, {options.waiting} waiting, {options.blocks} blocks, in us"
         print(head, file=shown)
         columns = f"{'case':10} {'stock p50':>10} {'plug-in p50':>12} {'added mean':>18}"

@@ -23,6 +23,7 @@ workload: {kind: shared-prefix, system_prompt_tokens: 128, user_prompt_tokens: [
   concurrency: 2, requests: 8, request_timeout: 3s}
 rounds: 1
 space: {max_num_batched_tokens: [256, 1024], refine: false}
+budget: {time: 8s}
 """
 STEADY: dict[str, Any] = {"ttft_ms": 20, "ttft_ms_by_chunk": {"512": 40}, "token_ms": 3}
 """Slow enough that a busy test machine is no limit to the client."""

@@ -32,6 +32,7 @@ space:
   reuse_budget: {max_cached_blocks: [0, 160]}
 objective: {minimize: groups.visitor.p50}
 constraints: [failed_requests == 0]
+budget: {time: 60s}
 """
 
 

@@ -15,6 +15,7 @@ workload: {kind: shared-prefix, system_prompt_tokens: 128, user_prompt_tokens: [
   concurrency: 2, requests: 8, request_timeout: 10s}
 rounds: 2
 space: {max_num_batched_tokens: [256, 512], refine: false}
+budget: {time: 8s}
 """
 
 

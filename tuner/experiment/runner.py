@@ -27,7 +27,7 @@ PAUSES_S = (2.0, 8.0)
 HOPELESS = frozenset({"auth", "engine_stalled", "engine_died"})
 """Codes of discarded rounds that another round on the same engine would only meet again."""
 
-REFUSED = "refused"
+REFUSED = "switch_refused"
 """Code of the row of a setting that the running engine does not take."""
 
 

@@ -47,6 +47,17 @@ def failures_note(records: Sequence[RequestRecord]) -> str | None:
     return f"{len(failed)} of {counted(len(records), 'request')} failed ({listed}); the first: {failed[0].error}"
 
 
+def collected_note(records: Sequence[RequestRecord]) -> str | None:
+    """Answers that arrived in one piece, of a round in which there are few enough of them to measure the others."""
+    held = sum(r.collected for r in records if r.ok)
+    if not held:
+        return None
+    return (
+        f"{held} of {counted(len(records), 'answer')} arrived in one piece, or in few: their TTFT is the time of that "
+        "piece, and itl_ms and tpot_ms are without them"
+    )
+
+
 def answers_note(records: Sequence[RequestRecord]) -> str | None:
     """Answers of another length than asked for, of rounds that count with them: few, or not required to be exact."""
     asked = [r for r in records if r.ok and r.output_tokens_planned is not None]

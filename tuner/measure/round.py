@@ -21,6 +21,7 @@ from tuner.measure.counted import disowned, not_ours
 from tuner.measure.goodput import is_good, request_limits
 from tuner.measure.notes import (
     answers_note,
+    collected_note,
     deltas_warning,
     failures_note,
     no_hits_note,
@@ -263,6 +264,7 @@ def _warnings(
     notes = [
         failures_note(requests),
         answers_note(requests),
+        collected_note(requests),
         others or None,
         sample_warning({n: values[n] for n in ("ttft_ms", "itl_ms", "e2e_ms")}),
         deltas_warning(requests),

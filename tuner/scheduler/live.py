@@ -208,11 +208,12 @@ def _class_for(vllm_config: Any) -> type:
     config = copy.copy(vllm_config.scheduler_config)
     config.scheduler_cls = None
     chosen = config.get_scheduler_cls()
+    name, body = f"Live{chosen.__name__}", {"__module__": __name__}
     try:
         check_classes(vllm.__version__, chosen, Request, KVCacheBlock)
     except HandleError as error:
-        return type(f"Live{chosen.__name__}", (LiveScheduler, chosen), {"_budget_reason": error.what})
-    return type(f"Live{chosen.__name__}", (LiveScheduler, BudgetScheduler, chosen), {})
+        return type(name, (LiveScheduler, chosen), {**body, "_budget_reason": error.what})
+    return type(name, (LiveScheduler, BudgetScheduler, chosen), body)
 
 
 def _why_no_budget(scheduler: Any) -> str:

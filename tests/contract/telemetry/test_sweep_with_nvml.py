@@ -18,6 +18,7 @@ workload: {kind: shared-prefix, system_prompt_tokens: 64, user_prompt_tokens: [1
   concurrency: 4, requests: 16}
 rounds: 1
 space: {max_num_batched_tokens: [64], refine: false}
+budget: {time: 8s}
 """
 
 

@@ -84,5 +84,5 @@ def test_a_study_of_an_earlier_chunktune_is_refused_by_name(words: list[str]) ->
 def test_a_dry_run_launches_nothing_and_writes_nothing() -> None:
     done = chunktune("sweep", "tiny.yaml", *SIM, "--dry-run")
     assert done.code == 0, done.err
-    assert "--max-num-batched-tokens" in done.out
+    assert "tuner.sim serve" in done.out
     assert not Path("results").exists()

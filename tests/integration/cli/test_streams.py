@@ -50,7 +50,7 @@ def test_a_reader_that_left_is_no_failure(command: list[str], gone: str) -> None
 def test_a_full_disk_behind_stderr_costs_no_answer() -> None:
     done = subprocess.run(["bash", "-c", '"$@" 2>/dev/full', "-", *DRY], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    assert "# stock" in done.stdout
+    assert "# search: stock" in done.stdout
 
 
 def test_a_removed_current_folder_is_said(tmp_path: Path) -> None:
@@ -66,9 +66,12 @@ def test_a_removed_current_folder_is_said(tmp_path: Path) -> None:
 
 def test_a_dry_run_as_json() -> None:
     done = subprocess.run([*DRY, "--json"], capture_output=True, text=True, timeout=60, check=True)
-    lines = json.loads(done.stdout)
-    assert lines[0]["label"] == "stock"
-    assert "--max-num-batched-tokens" in lines[1]["command"]
+    found = json.loads(done.stdout)
+    [start] = found["starts"]
+    assert start["settings"][0] == "stock"
+    assert "serve" in start["command"]
+    assert found["expected"]["starts"] > 1
+    assert 0 < found["expected"]["low_s"] < found["expected"]["high_s"]
 
 
 def test_a_name_too_long_for_the_file_system_is_said() -> None:

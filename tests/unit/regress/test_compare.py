@@ -20,7 +20,7 @@ from tuner.domain.experiment import Results
 from tuner.domain.frozen import Frozen
 from tuner.domain.observation import MemoryTimeline
 from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Setting
-from tuner.errors import EngineError, UsageError
+from tuner.errors import EngineError, LoadError, UsageError
 from tuner.experiment.design import StartPlan
 from tuner.experiment.events import Silent
 from tuner.experiment.session import RoundResult, Session, SessionFacts
@@ -217,6 +217,14 @@ async def test_a_failed_side_is_named() -> None:
     engines.faults.append(Fault("round", "engine_died", setting="chunk 2048"))
     with pytest.raises(EngineError, match="start 2, A and B, under B: a fault on demand"):
         await carry_out(plan.design(), engines)
+
+
+async def test_a_side_that_the_engine_does_not_take_is_an_error_with_a_way_out() -> None:
+    engines, plan = measured(plan_of(OTHER_CHUNK), 100.0)
+    engines.faults.append(Fault("refuse", setting="chunk 2048", message="the chunk is too large"))
+    with pytest.raises(LoadError, match="under B: the chunk is too large") as error:
+        await carry_out(plan.design(), engines)
+    assert "--no-live" in error.value.hint
 
 
 async def test_the_json_document_has_what_the_contract_says() -> None:

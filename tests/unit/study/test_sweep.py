@@ -211,3 +211,16 @@ def test_the_first_line_says_what_it_costs_not_to_switch(tmp_path: Path) -> None
         "SIMULATED engine (asked for); settings cannot be switched within an engine start (its version is unknown): "
         "the search makes about 4 starts in place of 1"
     )
+
+
+async def test_a_space_too_large_to_list_is_sampled(tmp_path: Path) -> None:
+    wide = [f"space.reuse_budget.{n}={{low: 0, high: 1}}" for n in ("min_reuse_ratio", "merge_below", "evict_above")]
+    given = prepared(tmp_path, *wide, "space.max_num_batched_tokens=[256, 512, 768, 1024]", "budget.trials=24")
+    result = await swept(given, engines())
+    assert result.error is None
+    assert result.study.design["sampler"] == load_frozen(tmp_path / "s/frozen.json").study.sampler == "TPESampler"
+    measured = [line for line in result.summary.settings if line.rounds]
+    assert 12 < len(measured) <= 25
+    assert len({line.label for line in measured}) == len(measured)
+    trials = optuna_trials(tmp_path / "s")
+    assert {t.number for t in trials if t.state.name != "WAITING"} == {line.id for line in measured} - {"stock"}
