@@ -24,6 +24,8 @@ from tuner.study.verdict import Decision, decide
 START_S, WARM_UP_SHARE = 240.0, 0.3
 START_SD, SETTING_SD = 0.03, 0.01
 NEAR = 0.03
+WINDOW = 0.25
+"""Of the local line, on the logarithm of the chunk size."""
 TRIALS = 24
 """Settings that the peers measure, a start each."""
 
@@ -120,10 +122,33 @@ def load_landscapes(names: list[str] | None = None) -> dict[str, Landscape]:
     for name, data in packed.items():
         settings = [Setting.model_validate(s) for s in data["settings"]]
         problem = problem_of(profile_of(name), default_chunk=STOCK_CHUNK, live=True)
-        found[name] = Landscape(name, data["columns"], settings, np.array(data["rounds"]), problem)
+        found[name] = smoothed(Landscape(name, data["columns"], settings, np.array(data["rounds"]), problem))
     if "mixed" in found:
         found["mixed-chunks"] = chunks_alone(found["mixed"])
     return {name: found[name] for name in names or found}
+
+
+def smoothed(landscape: Landscape) -> Landscape:
+    """Levels by a local line over the logarithm of the chunk size, within settings that differ in nothing else.
+
+    The means of a few dozen rounds scatter more than neighbours on the grid differ (their differences have a chi-square
+    of 1 per degree of freedom where chunks are not small), and the lowest of many such means is not the best setting.
+    Noise and its pairing stay as recorded.
+    """
+    families: dict[str, list[int]] = {}
+    for i, setting in enumerate(landscape.settings):
+        families.setdefault(_others(setting), []).append(i)
+    means = np.log(landscape.values).mean(axis=0)
+    shift = np.zeros_like(means)
+    for members in families.values():
+        x = np.log([landscape.settings[i].chunk or STOCK_CHUNK for i in members])
+        for i, at in zip(members, x, strict=True):
+            weights = np.clip(1 - np.abs((x - at) / WINDOW) ** 3, 0, None) ** 3
+            if (weights > 0).sum() > 2:
+                design = np.stack([np.ones_like(x), x - at], axis=1) * np.sqrt(weights)[:, None]
+                fit = np.linalg.lstsq(design, means[members] * np.sqrt(weights)[:, None], rcond=None)[0]
+                shift[i] = fit[0] - means[i]
+    return replace(landscape, values=landscape.values * np.exp(shift))
 
 
 def chunks_alone(landscape: Landscape) -> Landscape:

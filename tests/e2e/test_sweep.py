@@ -26,6 +26,7 @@ rounds: 2
 space: {max_num_batched_tokens: [64, 256], refine: false}
 references: [stock]
 constraints: [failed_requests == 0]
+budget: {time: 20s}
 """
 SWEEP = ("sweep", "tiny.yaml", "--engine", "sim")
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from tuner.domain.experiment import Purpose, Results, SettingId, Start
 from tuner.domain.setting import ReuseBudget, Scalar, Setting
+
+SWITCH_REFUSED: Final = "switch_refused"
+"""Code of the row of a setting that the running engine does not take."""
 
 
 @dataclass(frozen=True)

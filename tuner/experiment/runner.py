@@ -13,7 +13,7 @@ from tuner.domain.observation import ClientStats, MemoryTimeline, RoundObservati
 from tuner.engine.causes import CAUSES
 from tuner.engine.policy import policy
 from tuner.errors import EngineError, LoadError
-from tuner.experiment.design import Design, StartPlan, Step
+from tuner.experiment.design import SWITCH_REFUSED, Design, StartPlan, Step
 from tuner.experiment.events import Events
 from tuner.experiment.session import OpenSession, RoundResult, Session, SwitchRefused
 from tuner.experiment.store import Store
@@ -26,9 +26,6 @@ PAUSES_S = (2.0, 8.0)
 
 HOPELESS = frozenset({"auth", "engine_stalled", "engine_died"})
 """Codes of discarded rounds that another round on the same engine would only meet again."""
-
-REFUSED = "switch_refused"
-"""Code of the row of a setting that the running engine does not take."""
 
 
 async def run(design: Design, store: Store, open_session: OpenSession, clock: Clock, events: Events) -> Results:
@@ -183,7 +180,7 @@ class _StartUnderWay:
                 self._row(step, result, 0.0)
             if not result.discarded:
                 return None
-            if result.code in HOPELESS or result.code == REFUSED:
+            if result.code in HOPELESS or result.code == SWITCH_REFUSED:
                 break
         return result
 
@@ -276,4 +273,4 @@ def _why(discarded: RoundResult) -> Diagnosis:
 
 def _refused(reason: str) -> RoundResult:
     nothing = RoundObservation([], ClientStats(None, 0, None, None, limited=False), 0.0, 0.0, 0.0)
-    return RoundResult(Measurement(), nothing, MemoryTimeline("unavailable", [], {}, reason), reason, REFUSED)
+    return RoundResult(Measurement(), nothing, MemoryTimeline("unavailable", [], {}, reason), reason, SWITCH_REFUSED)

@@ -17,9 +17,9 @@ from tuner.domain.setting import CHUNK_KNOB, Scalar
 from tuner.engine.leftovers import end_leftovers
 from tuner.errors import EngineError, LoadError
 from tuner.experiment.choice import EngineChoice
-from tuner.experiment.design import StartPlan, Step, StudyStopped
+from tuner.experiment.design import SWITCH_REFUSED, StartPlan, Step, StudyStopped
 from tuner.experiment.events import Events
-from tuner.experiment.runner import REFUSED, run
+from tuner.experiment.runner import run
 from tuner.experiment.session import OpenSession, engine_opener
 from tuner.experiment.store import Store
 from tuner.files import write_json
@@ -55,7 +55,7 @@ def failure_of(start: Start, store: Store) -> EngineError | LoadError:
     where = f"start {start.number}, {start.label}"
     where += "" if start.failed_setting in (None, start.label) else f", under {start.failed_setting}"
     code, message = start.cause or "unknown", f"{where}: {start.message}"
-    switch_refused = start.live and code == REFUSED
+    switch_refused = start.live and code == SWITCH_REFUSED
     hint = "With --no-live each side gets starts of its own." if switch_refused else start.hint or ""
     if start.state == "load_failed":
         return LoadError(code, message, hint)

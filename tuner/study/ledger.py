@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tuner.domain.experiment import Results, SettingId, SettingState, Start
 from tuner.domain.setting import CHUNK_KNOB, Scalar
 from tuner.engine.policy import policy
+from tuner.experiment.design import SWITCH_REFUSED
 from tuner.study.problem import Group, Problem
 
 MOST_REPEATS = 3
@@ -17,7 +18,6 @@ CRASHES = 2
 GIVEN_UP = 2
 """A setting of which no round counted in so many cycles is left out."""
 _FAILED = ("engine_failed", "load_failed")
-_REFUSED = "refused"
 
 Out = dict[SettingId, tuple[SettingState, str]]
 """Settings that are measured no more: `infeasible` or `failed`, and the cause code."""
@@ -81,8 +81,8 @@ def _discarded(results: Results) -> Out:
     last = {(r.start, r.cycle, r.setting): r for r in results.rounds if not r.kept}
     lost = Counter(row.setting for row in last.values())
     for row in last.values():
-        if row.code == _REFUSED:
-            out[row.setting] = ("infeasible", _REFUSED)
+        if row.code == SWITCH_REFUSED:
+            out[row.setting] = ("infeasible", SWITCH_REFUSED)
         elif row.setting not in kept and lost[row.setting] >= GIVEN_UP:
             out.setdefault(row.setting, ("failed", row.code or "unknown"))
     return out

@@ -158,7 +158,7 @@ def test_a_setting_that_the_engine_does_not_take_is_told_once_and_the_others_go_
     ran = play(tmp_path, CyclesOf([STOCK_NAMED, SMALL, LARGE], cycles=1), fault)
     assert ran.rows("kept") == ["stock", 1]
     refused = next(r for r in ran.results.rounds if not r.kept)
-    assert (refused.code, refused.reason) == ("refused", "engine 1 of 2 did not answer")
+    assert (refused.code, refused.reason) == ("switch_refused", "engine 1 of 2 did not answer")
     assert ran.start.state == "completed"
 
 

@@ -5,6 +5,7 @@ import pytest
 from tuner.engine.diagnosis import diagnose
 from tuner.errors import UsageError
 from tuner.scheduler.decisions import Budget
+from tuner.scheduler.messages import FOLDER_VARIABLE, LIVE_CLASS
 from tuner.sim.__main__ import main
 from tuner.sim.boot import ConfigError, Hardware, Plan, StartError, make_plan
 from tuner.sim.cost import LinearCost, MeasuredCost, StepShape
@@ -172,3 +173,20 @@ def test_a_prompt_in_two_equal_parts_costs_about_what_the_tables_say_for_two() -
 
 def test_linear_cost_is_linear() -> None:
     assert LinearCost(10, 0.5).step_ms(StepShape(((4, 0),), (1, 2))) == 13.0
+
+
+def test_a_live_start_knows_what_would_be_chosen_unasked() -> None:
+    live = plan("--scheduler-cls", LIVE_CLASS, "--max-num-batched-tokens", "16384", "--max-num-seqs", "64")
+    assert live.stock_chunk == 8192
+    assert plan("--no-enable-chunked-prefill", "--max-model-len", "16384").stock_chunk == 16384
+
+
+def test_a_live_start_without_its_folder_ends_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(FOLDER_VARIABLE, raising=False)
+    argv = ["--tensor-parallel-size", "4", "--max-model-len", "8192", "--scheduler-cls", LIVE_CLASS]
+    assert main(["serve", MODEL, *argv]) == 1
+    said = capsys.readouterr().err.splitlines()
+    assert any("live control cannot run here: the environment variable CHUNKTUNE_LIVE is not set" in s for s in said)
+    assert diagnose(said, 1, phase="start").code == "plugin_failed"

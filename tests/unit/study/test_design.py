@@ -328,9 +328,9 @@ def test_a_fatal_cause_stops_at_once() -> None:
 
 def test_a_setting_that_the_engine_refuses_is_infeasible() -> None:
     asked = problem(*LIST)
-    engines = Engines(by_chunk, discards=lambda s: "refused" if s.chunk == 512 else None)
+    engines = Engines(by_chunk, discards=lambda s: "switch_refused" if s.chunk == 512 else None)
     design, results, numbers = ran(asked, engines)
-    assert design.states(results)[numbers.id_of(chunk(512))] == ("infeasible", "refused")
+    assert design.states(results)[numbers.id_of(chunk(512))] == ("infeasible", "switch_refused")
     assert sum(r.setting == numbers.id_of(chunk(512)) for r in results.rounds) == 1
 
 

@@ -90,7 +90,7 @@ CASES = [
     Case(
         "one setting is refused by the running engine",
         fault("refuse", setting="chunk 256"),
-        states={"chunk 256": ("infeasible", "refused")},
+        states={"chunk 256": ("infeasible", "switch_refused")},
     ),
     Case(
         "one setting is not run as applied",
