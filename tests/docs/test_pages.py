@@ -13,6 +13,7 @@ import typer.main
 
 from tests.docs.commands import Block, command_blocks, pages
 from tuner.cli.app import app
+from tuner.engine.causes import CAUSES
 
 ROOT = Path(__file__).resolve().parents[2]
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -50,6 +51,11 @@ def test_the_profile_reference_is_current() -> None:
     script = ROOT / "docs" / "make_profile_reference.py"
     done = subprocess.run([sys.executable, script, "--check"], timeout=60, check=False)
     assert done.returncode == 0, "run: python docs/make_profile_reference.py"
+
+
+def test_every_cause_code_is_explained() -> None:
+    told = re.findall(r"`(\w+)`", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+    assert set(CAUSES) - set(told) == set()
 
 
 def test_blocks_are_read_with_their_marks() -> None:

@@ -87,17 +87,18 @@ def assumed(profile: Profile, *, simulated: bool) -> Pace:
 
 
 def measured(results: Results, source: str) -> Pace | None:
-    """From starts that became ready and rounds on them; None without any."""
+    """From starts with rounds that count, which bear the discarded ones and the pauses; None without any."""
     starts, rounds, warm_ups = [], [], []
     for start in results.starts:
-        rows = [r for r in results.rounds if r.start == start.number]
-        if not rows:
+        rows, time = [r for r in results.rounds if r.start == start.number], start.time
+        kept = [r for r in rows if r.kept]
+        if not kept:
             continue
-        load_s = sum(r.load_s for r in rows)
         chunks = {start.defined[str(r.setting)].chunk for r in rows if str(r.setting) in start.defined}
-        warm_ups.append(max(start.time.load_s - load_s, 0.0) / max(len(chunks), 1))
-        starts.append(max(start.time.total_s - start.time.load_s, 0.0))
-        rounds += [r.load_s for r in rows if r.load_s > 0]
+        warm_s = max(time.load_s - sum(r.load_s for r in rows), 0.0)
+        starts.append(time.engine_start_s + time.stop_s)
+        warm_ups.append(warm_s / max(len(chunks), 1))
+        rounds.append(max(time.total_s - starts[-1] - warm_s, 0.0) / len(kept))
     if not rounds:
         return None
     return Pace(median(starts), median(rounds), median(warm_ups), source, _MEASURED_RANGE)

@@ -10,7 +10,6 @@ from tuner.experiment.design import Named
 from tuner.study.estimate import Evidence, rank
 from tuner.study.problem import Problem
 from tuner.study.race import Standing, standings
-from tuner.study.refine import TARGETS
 from tuner.study.search import GroupSearch
 
 STARTS = 3
@@ -20,10 +19,12 @@ MOST_CYCLES = 20
 ROUNDS_ERROR = 0.01
 """Standard error that the noise of rounds may leave in the contrast with stock over all finals, where the gain is
 small; of a gain that the search shows as large, a sixth."""
-CHOICE_ERROR = 0.015
+CHOICE_ERROR = 0.02
 """The same for the contrasts among the settings that may be frozen."""
-FALLBACK = 0.99
-"""The best that meets every limit with this probability goes to the finals too, in case that no other passes."""
+PICKED = (0.85, 0.5, 0.95, 0.985)
+"""The best setting that meets every limit with each of these probabilities goes to the finals. A little below the
+targets of the refinement, which the settings refined for them meet only about; the last is the fallback in case that
+no other passes."""
 POSSIBLE = 0.1
 """A setting, or a group, that is the best with a smaller probability is left out."""
 
@@ -47,14 +48,13 @@ def challengers(search: GroupSearch) -> list[Named]:
     order = [s for s in _by_cost(found) if s.p >= POSSIBLE]
     if not order:
         return []
-    low, target, high = TARGETS
-    picked = [next((s.id for s in order if s.p >= least), None) for least in (target, low, high, FALLBACK)]
+    picked = [next((s.id for s in order if s.p >= least), None) for least in PICKED]
     chosen = [name for name in picked if name is not None] or [max(order, key=lambda s: s.p).id]
     chosen += [
         n.id for n in named.values() if _is_plain_twin(search, n, named[chosen[0]]) and n.id in search.evidence.ids
     ]
     if len(set(chosen)) < 2:
-        chosen += [s.id for s in order if s.p >= low and s.id not in chosen][:1]
+        chosen += [s.id for s in order if s.p >= min(PICKED) and s.id not in chosen][:1]
     return [named[name] for name in dict.fromkeys(chosen)]
 
 

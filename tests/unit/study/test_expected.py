@@ -43,7 +43,9 @@ def results(start_s: float = 200.0, round_s: float = 4.0) -> Results:
         engine_args={},
         settings=["stock", 0],
         defined={"stock": STOCK, "0": Setting(knobs={"max_num_batched_tokens": 128})},
-        time=StartTime(total_s=start_s + 4 * round_s + 3.0, engine_start_s=start_s - 10, load_s=4 * round_s + 3.0),
+        time=StartTime(
+            total_s=start_s + 4 * round_s + 3.0, engine_start_s=start_s - 10, load_s=4 * round_s + 3.0, stop_s=10.0
+        ),
     )
     rows = [
         Round(
@@ -82,6 +84,17 @@ def test_what_was_measured_is_taken() -> None:
     assert pace is not None
     assert (pace.start_s, pace.round_s, pace.warm_up_s) == (200.0, 4.0, 1.5)
     assert measured(Results(), "") is None
+
+
+def test_discarded_rounds_and_pauses_make_rounds_longer() -> None:
+    found = results()
+    found.rounds[0] = found.rounds[0].model_copy(update={"state": "discarded"})
+    found.starts[0] = found.starts[0].model_copy(
+        update={"time": found.starts[0].time.model_copy(update={"total_s": 200.0 + 16.0 + 3.0 + 8.0})}
+    )
+    pace = measured(found, "")
+    assert pace is not None
+    assert (pace.start_s, pace.round_s) == (200.0, (16.0 + 8.0) / 3)
 
 
 def test_without_a_measurement_an_engine_takes_minutes_and_a_simulated_one_seconds() -> None:
