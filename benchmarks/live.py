@@ -275,7 +275,11 @@ def main() -> int:
         design, folder = design_of(load, options), options.out / name
         left_s = 60 * options.minutes - (time.monotonic() - began_s)
         if not options.report:
-            asyncio.run(measure(name, replace(design, stop_after_s=left_s), folder))
+            try:
+                asyncio.run(measure(name, replace(design, stop_after_s=left_s), folder))
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                print("stopped; the same command continues", file=sys.stderr)
+                return 130
         results = Store(folder).results()
         versions |= {start.vllm_version for start in results.starts if start.vllm_version}
         findings[name] = analyse(load, results, design)

@@ -6,13 +6,26 @@ tests/unit/experiment/test_runner.py, tests/unit/study/test_faults.py, tests/int
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.e2e.commands import FAKE_VLLM, Done, alive, document, launches, rounds, run, running, starts, wait_until
+from tests.e2e.commands import (
+    DEADLINE_S,
+    FAKE_VLLM,
+    Done,
+    alive,
+    document,
+    launches,
+    rounds,
+    run,
+    running,
+    starts,
+    wait_until,
+)
 
 PROFILE = """\
 version: 1
@@ -110,10 +123,38 @@ def test_a_killed_sweep_whose_engine_is_stubborn_is_cleaned_up_by_the_next(tmp_p
         child.send_signal(signal.SIGKILL)
     kept, orphans = rounds(study), alive(tmp_path)
     assert orphans, "the engine ignores SIGTERM, so it is still there"
+    # A lock that a kill can leave behind must not cost the half minute that Optuna would wait for it.
+    Path(f"{study}/journal.log.lock").unlink(missing_ok=True)
+    Path(f"{study}/journal.log.lock").symlink_to(study / "journal.log")
 
     done = sweep(tmp_path)
     assert done.returncode == 0, done.stderr
     assert "a killed run had left behind" in done.stderr
+    assert "continuing: " in done.stderr
     assert all(str(pid) in done.stderr for pid in orphans)
     assert rounds(study)[: len(kept)] == kept
     assert starts(study)[0]["state"] == "interrupted"
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_folder_that_goes_away_under_a_sweep_is_said(tmp_path: Path, replaced: bool) -> None:
+    (tmp_path / "faults.yaml").write_text(PROFILE)
+    study = tmp_path / "results/faults"
+    with running("sweep", "faults.yaml", "--vllm", FAKE_VLLM, cwd=tmp_path, script=STEADY) as child:
+        wait_until(lambda: starts(study), child=child)
+        shutil.move(study, tmp_path / "elsewhere")
+        if replaced:
+            study.write_text("a file of somebody else")
+        stderr = child.communicate(timeout=DEADLINE_S)[1]
+    assert child.returncode == 2, stderr
+    assert "was removed or replaced while the sweep ran" in stderr or "Move it out of the way" in stderr
+    assert not replaced or study.read_text() == "a file of somebody else"
+    assert alive(tmp_path) == []
+
+
+def test_nothing_within_the_limits_is_no_verdict(tmp_path: Path) -> None:
+    done = sweep(tmp_path, "--set", "constraints=[ttft_ms.p99 <= 0.5]")
+    assert done.returncode == 4, done.stderr
+    assert "ttft_ms.p99 <= 0.5" in done.stderr
+    assert document(tmp_path / "results/faults/summary.json")["verdict"] == "none"
+    assert not (tmp_path / "results/faults/frozen.json").exists()

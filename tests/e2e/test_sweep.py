@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.commands import DEADLINE_S, Done, alive, document, rounds, run, running, starts, wait_until
+from tests.e2e.commands import Done, alive, document, rounds, run, running, starts, wait_until
 
 PROFILE = """\
 version: 1
@@ -73,7 +73,7 @@ def test_one_start_measures_every_setting_and_three_more_decide(swept: tuple[Pat
         for row in rounds(study):
             if row["start"] == start["number"]:
                 cycles.setdefault(row["cycle"], []).append(row["setting"])
-        assert len(cycles) >= 2
+        assert start["purpose"] == "search" or len(cycles) >= 2
         assert all(len(set(each)) == len(each) for each in cycles.values()), "each setting once a cycle"
 
 
@@ -92,7 +92,7 @@ def test_summary_frozen_file_and_sentence_agree(swept: tuple[Path, Done]) -> Non
     assert all(row["ttft_p90_ms"] > 0 for row in summary["table"])
     assert [row["setting"] for row in summary["table"] if row["winner"]] == [summary["winner"]]
     assert frozen["schema"] == "chunktune.frozen/2"
-    assert len(frozen["stock"]["starts"]) == 3
+    assert frozen["stock"]["starts"] == 3
     assert not {"host", "port", "served_model_name", "scheduler_cls"} & set(frozen["engine_args"])
     assert_time_adds_up(study)
 
@@ -170,57 +170,18 @@ def test_the_committed_example_is_whole_and_left_as_it_is(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda n: n.name)
-def test_a_signal_in_mid_sweep_loses_one_round_at_most_and_the_same_command_goes_on(
-    folder: Path, number: signal.Signals
-) -> None:
+def test_a_signal_in_mid_sweep_loses_the_round_under_way_and_no_more(folder: Path, number: signal.Signals) -> None:
     study = folder / "results/tiny"
-    words = (*SWEEP, "--set", "workload.requests=100")
-    with running(*words, cwd=folder) as child:
+    with running(*SWEEP, "--set", "workload.requests=100", cwd=folder) as child:
         wait_until(lambda: len(rounds(study)) >= 2, child=child)
         child.send_signal(number)
         stderr = child.communicate(timeout=60)[1]
-    kept = rounds(study)
-    if number == signal.SIGKILL:
-        wait_until(lambda: alive(folder) == [], 20)
-        # A lock that a kill can leave behind must not cost the half minute that Optuna would wait for it.
-        Path(f"{study}/journal.log.lock").unlink(missing_ok=True)
-        Path(f"{study}/journal.log.lock").symlink_to(study / "journal.log")
-    else:
+    wait_until(lambda: alive(folder) == [], 0 if number != signal.SIGKILL else 20)
+    (start,) = starts(study)
+    assert start["state"] == "interrupted"
+    assert start["time"]["load_s"] >= sum(row["load_s"] for row in rounds(study)) > 0
+    if number != signal.SIGKILL:
         assert child.returncode == 130, stderr
-        assert alive(folder) == []
         assert "Traceback" not in stderr
         assert document(study / "summary.json")["verdict"] == "none"
         assert_time_adds_up(study)
-    assert [s["state"] for s in starts(study)] == ["interrupted"]
-    assert starts(study)[0]["time"]["load_s"] > 0
-
-    again = run(*words, cwd=folder)
-    assert again.returncode == 0, again.stderr
-    assert "continuing: " in again.stderr
-    assert rounds(study)[: len(kept)] == kept
-    assert [s["state"] for s in starts(study)].count("interrupted") == 1
-    assert alive(folder) == []
-    assert_time_adds_up(study)
-
-
-@pytest.mark.parametrize("replaced", [False, True])
-def test_a_folder_that_goes_away_under_a_sweep_is_said(folder: Path, replaced: bool) -> None:
-    study = folder / "results/tiny"
-    with running(*SWEEP, cwd=folder) as child:
-        wait_until(lambda: starts(study), child=child)
-        shutil.move(study, folder / "elsewhere")
-        if replaced:
-            study.write_text("a file of somebody else")
-        stderr = child.communicate(timeout=DEADLINE_S)[1]
-    assert child.returncode == 2, stderr
-    assert "was removed or replaced while the sweep ran" in stderr or "Move it out of the way" in stderr
-    assert not replaced or study.read_text() == "a file of somebody else"
-    assert alive(folder) == []
-
-
-def test_nothing_within_the_limits_is_no_verdict(folder: Path) -> None:
-    done = run(*SWEEP, "--set", "constraints=[ttft_ms.p99 <= 0.5]", "--rounds", "1", cwd=folder)
-    assert done.returncode == 4, done.stderr
-    assert "ttft_ms.p99 <= 0.5" in done.stderr
-    assert document(folder / "results/tiny/summary.json")["verdict"] == "none"
-    assert not (folder / "results/tiny/frozen.json").exists()

@@ -131,9 +131,7 @@ class Results:
     def kept(self, setting: SettingId | None = None, *, starts: Sequence[int] | None = None) -> list[Round]:
         """The rounds that count, of one setting and of some starts where these are given."""
         return [
-            r
-            for r in self.rounds
-            if r.kept and setting in (None, r.setting) and (starts is None or r.start in starts)
+            r for r in self.rounds if r.kept and setting in (None, r.setting) and (starts is None or r.start in starts)
         ]
 
     def numbers(self, *purposes: Purpose, states: Sequence[StartState] = ("completed",)) -> list[int]:

@@ -219,6 +219,7 @@ class _StartUnderWay:
         )
         self._store.append_round(row)
         self._watch.results.rounds.append(row)
+        self._change()  # The time so far, in case that the run is killed.
         self._events.round_ended(row, step.named)
 
     async def _pause(self, seconds: float) -> None:

@@ -55,6 +55,8 @@ class Expected:
 
 def expect(outlook: Outlook, pace: Pace) -> Expected:
     """The time of what is still to come, with its range."""
+    if not outlook.starts:
+        return Expected(0, 0.0, 0.0, 0.0, "nothing is left to measure")
     seconds = _seconds(outlook.starts, outlook.rounds, outlook, pace)
     low_s = _seconds(outlook.least_starts, outlook.least_rounds, outlook, pace) / pace.range
     high_s = _seconds(outlook.most_starts, outlook.most_rounds, outlook, pace) * pace.range

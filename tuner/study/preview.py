@@ -56,17 +56,24 @@ def preview(prepared: Prepared, clock: Clock) -> Preview:
     design = SweepDesign(problem, record)
     plans = list(_plans(problem, record, design, results))
     pace = measured(results, "as measured so far") or prepared.pace
+    expected = expect(design.outlook(results), pace)
     return Preview(
         first_line=prepared.first_line,
         starts=[_planned(prepared, plan, store) for plan in plans],
-        then=[
-            "final starts: three for each group of boot options still in question, with the winner, the runner-up and "
-            "stock",
-            "literal start: one with the frozen command, without live control",
-        ],
+        then=_then(problem) if expected.starts > len(plans) else [],
         infeasible={setting.label: sentence for setting, _, sentence in problem.infeasible},
-        expected=expect(design.outlook(results), pace),
+        expected=expected,
     )
+
+
+def _then(problem: Problem) -> list[str]:
+    if not problem.live:
+        return ["final starts: three for each of the winner, the runner-up and stock"]
+    each = " for each group of boot options still in question" if len(problem.groups) > 1 else ""
+    return [
+        f"final starts: three{each}, with the winner, the runner-up and stock",
+        "literal start: one with the frozen command, without live control",
+    ]
 
 
 def _plans(problem: Problem, record: Record, design: SweepDesign, results: Results) -> Iterator[StartPlan]:

@@ -92,6 +92,11 @@ def opened(address: StorageAddress) -> Iterator[optuna.storages.BaseStorage]:
         said = _short(error, address)
         missing = "unable to open database file" in said
         raise StorageAway(f"the Optuna storage {address} cannot be used now ({said})", missing=missing) from None
+    except RuntimeError as error:
+        # What Optuna says when its lock file was taken away, together with the study's folder for example.
+        if "did not possess lock" not in str(error):
+            raise
+        raise StorageAway(f"the Optuna storage {address} was removed while it was written", missing=True) from None
     finally:
         if isinstance(storage, optuna.storages.RDBStorage):
             storage.remove_session()

@@ -244,14 +244,15 @@ def test_a_cancelled_start_is_kept_as_interrupted_and_the_next_run_goes_on(tmp_p
 
 
 def test_everything_is_on_disk_before_the_next_round(tmp_path: Path) -> None:
-    seen: list[tuple[str, int]] = []
+    seen: list[tuple[str, int, float]] = []
 
     def look(_: int) -> None:
         on_disk = Store(tmp_path).results()
-        seen.append((on_disk.starts[-1].state, len(on_disk.rounds)))
+        seen.append((on_disk.starts[-1].state, len(on_disk.rounds), on_disk.starts[-1].time.load_s))
 
-    play(tmp_path, CyclesOf([STOCK_NAMED, SMALL], cycles=2), events=Heard(look))
-    assert seen == [("interrupted", n) for n in range(4)], "a kill leaves a start that is known to be incomplete"
+    play(tmp_path, CyclesOf([SMALL], cycles=4), events=Heard(look))
+    loads = [0.0, 3.0, 5.0, 7.0]
+    assert seen == [("interrupted", n, s) for n, s in enumerate(loads)], "a kill leaves a start that is known to be cut"
 
 
 def test_a_setting_that_comes_up_under_way_is_written_with_its_start(tmp_path: Path) -> None:

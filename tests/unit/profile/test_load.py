@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from tuner.domain.setting import ReuseBudget
 from tuner.domain.profile import is_secret_name
+from tuner.domain.setting import ReuseBudget
 from tuner.domain.workload import SharedPrefixWorkload
 from tuner.errors import ProfileError, UsageError
 from tuner.profile import load_profile, parse_profile
@@ -119,6 +119,8 @@ def test_more_requests_at_a_time_than_any_machine_bears_are_refused() -> None:
         ("space.reuse_budget={yield_chunk_tokens: [many]}", "reuse_budget.yield_chunk_tokens takes numbers"),
         ("space.reuse_budget=[]", "space.reuse_budget: Input should be a valid dictionary"),
         ("space.max_num_batched_tokens=5", "has to be a list of values, or a range with low and high"),
+        ("space.refine=[1]", "space.refine: Input should be a valid boolean"),
+        ("space.reuse_budget={chunks: [1]}", "reuse_budget has no knob 'chunks'; it has max_cached_blocks"),
         ("objective={minimize: [itl_ms.p99], maximize: [itl_ms.p99]}", "itl_ms.p99 is named twice"),
     ],
 )

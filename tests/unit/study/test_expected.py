@@ -76,7 +76,7 @@ def test_the_time_is_starts_rounds_and_warm_ups() -> None:
 
 def test_nothing_left_takes_no_time() -> None:
     none = Outlook(0, 0, 0, 0, 0, 0, 10, 0)
-    assert expect(none, PACE).seconds == 0
+    assert (expect(none, PACE).seconds, expect(none, PACE).sentence) == (0, "nothing is left to measure")
 
 
 def test_what_was_measured_is_taken() -> None:
