@@ -38,6 +38,7 @@ from benchmarks.live_model import (  # noqa: E402
     equivalence,
     interval,
     levels,
+    offset_of_round,
     order,
     ratio_differences,
     together,
@@ -174,6 +175,8 @@ class Findings:
 
     ratios: list[dict[str, Any]]
     levels: list[dict[str, Any]]
+    by_round: list[dict[str, Any]]
+    """The offset of the level by the round of a fresh start, over all settings: are its first ones slower?"""
     order: Order
 
     @property
@@ -207,7 +210,21 @@ def analyse(load: Load, results: Results, design: Blocks) -> Findings:
                 {"metric": path, "setting": name, **ratio, "difference": asdict(test.difference)}
                 | {"p": test.p, "verdict": test.verdict, "required": path in load.equivalent}
             )
-    return Findings(ratios, offsets, found_order)
+    return Findings(ratios, offsets, _by_round(load, results, design, blocks), found_order)
+
+
+def _by_round(load: Load, results: Results, design: Blocks, blocks: dict[int, int]) -> list[dict[str, Any]]:
+    found = []
+    for path in dict.fromkeys((*load.equivalent, load.ranked_by)):
+        for number in range(design.rounds):
+            live, fresh = (
+                levels(results, path, blocks, live=switched, rounds=design.rounds, only=number)
+                for switched in (True, False)
+            )
+            off = offset_of_round(live, fresh)
+            if off:
+                found.append({"metric": path, "round": number + 1, "offset": asdict(interval(off))})
+    return found
 
 
 def _mean_ms(by_block: dict[int, float]) -> float:
@@ -235,6 +252,8 @@ def table(name: str, found: Findings) -> str:
             f"  {row['metric']:20} {row['setting']!s:12} {row['fresh']:7.1f} {row['live']:7.1f}  {offset:28}"
             f" {row['offset']['n']} blocks"
         )
+    lines.append(f"{name}: offset of the level by the round of the fresh start, over all settings")
+    lines += [f"  {row['metric']:20} {row['round']:12}  {_percent(row['offset'])}" for row in found.by_round]
     return "\n".join([*lines, f"{name}: {_order_text(found.order)}"])
 
 

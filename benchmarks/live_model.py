@@ -138,11 +138,13 @@ class Order:
     """Pairs that live switching ranks otherwise than the other half."""
 
 
-def levels(results: Results, path: str, blocks: Mapping[int, int], *, live: bool, rounds: int) -> Levels:
+def levels(
+    results: Results, path: str, blocks: Mapping[int, int], *, live: bool, rounds: int, only: int | None = None
+) -> Levels:
     """Levels of a metric on the completed live or fresh starts; `blocks` gives the block of each start number.
 
     A setting with fewer than `rounds` kept rounds on its start, or without the metric in one of them, is left out
-    there.
+    there. `only` takes that round of the start alone, from 0.
     """
     found: Levels = {}
     for start in results.starts:
@@ -152,8 +154,17 @@ def levels(results: Results, path: str, blocks: Mapping[int, int], *, live: bool
             values = [metric(row.measurement, path) for row in results.kept(name, starts=[start.number])]
             logs = [math.log(value) for value in values if value]
             if len(logs) == len(values) >= rounds:
-                found.setdefault(name, {})[blocks[start.number]] = statistics.fmean(logs)
+                found.setdefault(name, {})[blocks[start.number]] = statistics.fmean(
+                    logs if only is None else [logs[only]]
+                )
     return found
+
+
+def offset_of_round(live: Levels, fresh: Levels) -> list[float]:
+    """In each block: how far live levels are from fresh ones, in the mean over the settings."""
+    shared = [set(live[name]) & set(fresh[name]) for name in live.keys() & fresh.keys()]
+    complete = set.intersection(*shared) if shared else set()
+    return [statistics.fmean(live[name][block] - fresh[name][block] for name in live) for block in sorted(complete)]
 
 
 def differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:

@@ -7,17 +7,16 @@ from typing import Final, Literal
 from tuner.domain.experiment import Diagnosis
 from tuner.errors import EngineError, ProfileError
 
-Policy = Literal["candidate", "environment", "fatal", "load"]
-"""`candidate`: infeasible, told to the sampler, the study goes on. `environment`: one retry on a fresh
-start, then the study stops and can be continued. `fatal`: the study stops after one launch. `load`: the
-round could not be driven; the trial is `load_failed`."""
+Policy = Literal["setting", "environment", "fatal", "load"]
+"""`setting`: the setting is infeasible, the study goes on. `environment`: the start is made again, three times in a
+study at most. `fatal`: the study stops at once. `load`: rounds could not be driven; the start is `load_failed`."""
 
 POLICIES: Final[dict[str, Policy]] = {
-    "kv_cache_too_small": "candidate",
-    "invalid_combination": "candidate",
-    "block_size": "candidate",
-    "cuda_oom": "candidate",
-    "not_as_asked": "candidate",
+    "kv_cache_too_small": "setting",
+    "invalid_combination": "setting",
+    "block_size": "setting",
+    "cuda_oom": "setting",
+    "not_as_asked": "setting",
     "no_free_memory": "environment",
     "nccl_failed": "environment",
     "rendezvous_timeout": "environment",

@@ -228,7 +228,7 @@ class _StartUnderWay:
 
     def _failed_as(self, diagnosis: Diagnosis) -> StartState:
         """A failure before the engine was ready may be the options' fault; one under load is told with its setting."""
-        if self._session is None and policy(diagnosis.code) == "candidate":
+        if self._session is None and policy(diagnosis.code) == "setting":
             return "infeasible"
         return "load_failed" if policy(diagnosis.code) == "load" else "engine_failed"
 

@@ -58,6 +58,24 @@ def collected_note(records: Sequence[RequestRecord]) -> str | None:
     )
 
 
+def prompts_note(records: Sequence[RequestRecord]) -> str | None:
+    """Prompts of another length than planned, of rounds that count with them: few, or not required to be exact."""
+    known = [
+        (r.prompt_tokens, r.prompt_tokens_planned)
+        for r in records
+        if r.ok and r.prompt_tokens is not None and r.prompt_tokens_planned is not None
+    ]
+    # The tokens at a prompt's ends are counted differently by different servers.
+    other = [(given, planned) for given, planned in known if abs(given - planned) > 2]
+    if not other:
+        return None
+    given, planned = (sum(column) / len(other) for column in zip(*other, strict=True))
+    return (
+        f"{len(other)} of {counted(len(known), 'prompt')} were not as long as planned: {given:.0f} tokens on average "
+        f"by the server's count, {planned:.0f} planned"
+    )
+
+
 def answers_note(records: Sequence[RequestRecord]) -> str | None:
     """Answers of another length than asked for, of rounds that count with them: few, or not required to be exact."""
     asked = [r for r in records if r.ok and r.output_tokens_planned is not None]

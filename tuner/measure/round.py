@@ -26,6 +26,7 @@ from tuner.measure.notes import (
     failures_note,
     no_hits_note,
     prefix_note,
+    prompts_note,
     sample_warning,
 )
 from tuner.measure.percentiles import latency
@@ -263,6 +264,7 @@ def _warnings(
 ) -> list[str]:
     notes = [
         failures_note(requests),
+        prompts_note(requests),
         answers_note(requests),
         collected_note(requests),
         others or None,

@@ -58,9 +58,9 @@ def describe_method(data: ReportData) -> list[str]:
         "discarded and driven again. In each start, a chunk size has a warm-up before its first round; it does not "
         "count.",
         _starts_sentence(data),
-        "Stock is what vLLM runs without chunktune's options. Another setting is chosen only if the 95 % interval of "
-        "its improvement in the finals excludes zero and it meets every limit with a probability of at least 0.9, or "
-        "if stock itself breaks a limit.",
+        "Stock is what vLLM runs without chunktune's options. Another setting is chosen only if the lower bound of "
+        "its improvement in the finals (one-sided, 3 % error over all finalists together) is above zero and it meets "
+        "every limit with a probability of at least 0.9, or if stock itself breaks a limit.",
         "Values are medians of the rounds; percentiles are nearest rank. TTFT runs from the moment a request is due "
         "to its first generated token. Changes are ratios to stock, paired within a cycle where one start measured "
         "both; their intervals take the engine start as the unit of replication.",

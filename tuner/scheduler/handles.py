@@ -105,7 +105,7 @@ def _not_among(known: Sequence[str], version: str | None) -> str:
     if version is None:
         return "the version of vLLM is not known"
     release = ".".join(version.split("+")[0].split(".")[:2])
-    return "" if release in known else f"it knows vLLM {', '.join(known)}, and this is {version}"
+    return "" if release in known else f"vLLM {version} is not among the tested releases {', '.join(known)}"
 
 
 def check_classes(version: str, scheduler: type, request: type, block: type) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from scipy import special
 
 from tuner.domain.experiment import STOCK_ID, SettingId
-from tuner.measure.contrast import PRIOR_DF, START_SD, Matrix, Panel, Scale
+from tuner.measure.contrast import PRIOR_DF, SETTING_START_SD, START_SD, Matrix, Panel, Scale
 from tuner.study.estimate import COUNTS, Evidence, rank
 from tuner.study.problem import Problem
 
@@ -25,14 +25,16 @@ ZONE = 0.03
 """A gain over stock that is smaller than this is not looked for; the verdict does not use it."""
 SLACK = 0.015
 """A setting goes when it cannot be better than the leader by more than this."""
-MISS = 0.10
+PRECISE = 0.75 * SETTING_START_SD
+"""Standard error of a difference below which more cycles of the same start tell nothing about other starts."""
+MISS = 0.20
 UNLIKELY = 0.10
 """A setting that meets a limit with a smaller probability goes."""
 LIKELY = 0.5
 """The leader meets every limit with at least this probability, where some setting does."""
 _GROWTH = 1.5
 _STAGES = 6
-_POOLED_DF = 8.0
+_POOLED_DF = 16.0
 """Weight of the variance of all tested settings beside that of the setting itself."""
 
 
@@ -53,7 +55,7 @@ class Race:
     dropped: dict[SettingId, str] = field(default_factory=dict)
     """Settings that are measured no more, with the sentence that says by what."""
     retired: set[SettingId] = field(default_factory=set)
-    """Settings that went through all stages."""
+    """Settings that went through all stages, or are known as well as one start can show."""
 
     def in_question(self, candidates: Collection[SettingId]) -> list[SettingId]:
         """Which of them the next cycle measures; none when the race is over. The leader runs as long as others do."""
@@ -124,8 +126,10 @@ class _State:
         """Drop those of which no objective can be better than the other's by more than `slack`."""
         bounds = [lower_bounds(cost[:rows], tested, other, MISS / _STAGES) for cost in self._costs]
         for i, c in enumerate(tested):
-            if all(low[i] > -math.log1p(slack) for _, low in bounds):
-                mean, low = bounds[0][0][i], bounds[0][1][i]
+            if all(error[i] < PRECISE for _, error, _ in bounds):
+                self.race.retired.add(self._panel.ids[c])
+            if all(low[i] > -math.log1p(slack) for _, _, low in bounds):
+                mean, low = bounds[0][0][i], bounds[0][2][i]
                 by = f"at least {_percent(low)} worse" if low > 0 else f"at best {_percent(-low)} better"
                 self._drop(c, f"{by} than {name} after {cycles} cycles (measured {_percent(mean, signed=True)})")
 
@@ -216,24 +220,27 @@ class Fit:
         return self.effects + self.errors
 
 
-def lower_bounds(table: Matrix, columns: list[int], other: int, miss: float) -> tuple[Matrix, Matrix]:
-    """Mean of column minus other, and its lower bound: simultaneous over the columns. -inf where nothing is known."""
+def lower_bounds(table: Matrix, columns: list[int], other: int, miss: float) -> tuple[Matrix, Matrix, Matrix]:
+    """Mean of column minus other, its standard error, and its lower bound, which is simultaneous over the columns.
+
+    NaN, infinite and -infinite where the two have fewer than two rows in common.
+    """
     differences = table[:, columns] - table[:, [other]]
     counts = np.isfinite(differences).sum(axis=0)
     enough = counts >= 2
     if not enough.any():
-        return np.full(len(columns), np.nan), np.full(len(columns), -np.inf)
+        return np.full(len(columns), np.nan), np.full(len(columns), np.inf), np.full(len(columns), -np.inf)
     kept = differences[:, enough]
     means, n = np.nanmean(kept, axis=0), counts[enough]
     squares = np.nansum((kept - means) ** 2, axis=0)
     pooled = squares.sum() / (n - 1).sum()
     df = _POOLED_DF + n - 1
     variance = (_POOLED_DF * pooled + squares) / df
-    quantile = special.stdtrit(df, 1 - miss / len(columns))
-    mean, low = np.full(len(columns), np.nan), np.full(len(columns), -np.inf)
-    mean[enough] = means
-    low[enough] = means - quantile * np.sqrt(variance / n)
-    return mean, low
+    errors = np.sqrt(variance / n)
+    mean, error, low = (np.full(len(columns), v) for v in (np.nan, np.inf, -np.inf))
+    mean[enough], error[enough] = means, errors
+    low[enough] = means - special.stdtrit(df, 1 - miss / len(columns)) * errors
+    return mean, error, low
 
 
 def feasibility(problem: Problem, panel: Panel, rows: int) -> tuple[Matrix, list[str]]:

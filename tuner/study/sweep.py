@@ -20,6 +20,7 @@ from tuner.domain.experiment import (
 )
 from tuner.domain.profile import Profile
 from tuner.domain.units import counted
+from tuner.engine.diagnosis import cause
 from tuner.engine.leftovers import end_leftovers
 from tuner.engine.policy import stopped_by
 from tuner.errors import EngineError, NoVerdict, UsageError
@@ -33,7 +34,7 @@ from tuner.experiment.session import OpenSession, Session, engine_opener
 from tuner.experiment.store import Store
 from tuner.files import renew_json, write_json
 from tuner.freeze import evidence_of, freeze_setting
-from tuner.scheduler.handles import KNOWN_VERSIONS
+from tuner.scheduler.handles import supports_budget, supports_live
 from tuner.study.design import SweepDesign
 from tuner.study.expected import Pace, assumed, history
 from tuner.study.opening import check_continuable, exclusive, open_or_create, study_path
@@ -118,7 +119,9 @@ async def prepare(request: SweepRequest, clock: Clock) -> Prepared:
     fingerprint = await take_fingerprint(choice, profile)
     not_live = "" if request.live else "--no-live"
     if not not_live and fingerprint.engine == "vllm":
-        not_live = _unknown_scheduler(fingerprint.vllm_version)
+        not_live = supports_live(fingerprint.vllm_version)
+    if fingerprint.engine == "vllm":
+        _refuse_budget(profile, fingerprint.vllm_version)
     chunk = expected_chunk(profile, fingerprint, choice.env.get("CHUNKTUNE_SIM"))
     problem = problem_of(profile, default_chunk=chunk, live=not not_live)
     await check_before_start(profile, choice)
@@ -126,11 +129,11 @@ async def prepare(request: SweepRequest, clock: Clock) -> Prepared:
     return Prepared(request, fingerprint, problem, not_live, pace, clock.monotonic_s() - began_s)
 
 
-def _unknown_scheduler(version: str | None) -> str:
-    release = ".".join((version or "").split("+")[0].split(".")[:2])
-    if release in KNOWN_VERSIONS:
-        return ""
-    return f"its version, {version or 'unknown'}, is none that chunktune can switch: {', '.join(KNOWN_VERSIONS)}"
+def _refuse_budget(profile: Profile, version: str | None) -> None:
+    """EngineError where the space has reuse budgets that this vLLM cannot serve: known before the first start."""
+    reason = supports_budget(version) if profile.space.reuse_budget else ""
+    if reason:
+        raise EngineError(cause("plugin_failed", f"the reuse budget cannot run here: {reason}"))
 
 
 async def sweep(

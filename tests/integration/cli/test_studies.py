@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from tests.fakes.command import chunktune
+from tests.unit.study.test_sweep import engines, prepared, swept
 from tuner.cli.studies import check_output, find_study
 from tuner.errors import UsageError
 
-REFERENCE = Path(__file__).parents[3] / "results" / "reference"
 WRITING = [["freeze", "--allow-simulated"], ["report"]]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a study that is through."""
+    out = tmp_path_factory.mktemp("finished")
+    asyncio.run(swept(prepared(out, "space.refine=false"), engines()))
+    return out / "s"
 
 
 def study(folder: Path) -> Path:
     folder.mkdir(parents=True)
-    shutil.copy(REFERENCE / "study.json", folder)
+    (folder / "study.json").write_text("{}")
     return folder
 
 
@@ -36,17 +44,16 @@ def test_a_study_is_found_by_folder_by_name_and_as_the_newest(tmp_path: Path, mo
 
 
 @pytest.mark.parametrize("command", WRITING, ids=lambda c: c[0])
-def test_out_is_where_studies_are_and_o_what_is_written(tmp_path: Path, command: list[str]) -> None:
-    shutil.copytree(REFERENCE, tmp_path / "studies" / "reference")
-    for named in ([], ["reference"]):
-        done = chunktune(*command, *named, "--out", tmp_path / "studies", "-o", tmp_path / "made")
+def test_out_is_where_studies_are_and_o_what_is_written(finished: Path, tmp_path: Path, command: list[str]) -> None:
+    for named in ([], ["s"]):
+        done = chunktune(*command, *named, "--out", finished.parent, "-o", tmp_path / "made")
         assert done.code == 0, done.err
         assert (tmp_path / "made").stat().st_size > 0
 
 
 @pytest.mark.parametrize("command", WRITING, ids=lambda c: c[0])
-def test_no_folder_is_made_for_a_file(tmp_path: Path, command: list[str]) -> None:
-    done = chunktune(*command, REFERENCE, "-o", tmp_path / "no" / "such" / "file")
+def test_no_folder_is_made_for_a_file(finished: Path, tmp_path: Path, command: list[str]) -> None:
+    done = chunktune(*command, finished, "-o", tmp_path / "no" / "such" / "file")
     assert done.code == 2
     assert f"the folder {tmp_path / 'no' / 'such'} does not exist" in done.err
     assert "mkdir -p" in done.err

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.fakes.command import chunktune
 from tests.fakes.scripted_server import DONE, Asked, Reply, ScriptedServer, stream, text_chunk, usage_chunk
 from tests.unit.doctor.test_sense import profile
 from tuner.doctor import Request, examine
@@ -152,15 +151,11 @@ async def test_nobody_listens() -> None:
 
 
 def run(*words: str, **env: str) -> tuple[int, str, str]:
-    done = subprocess.run(
-        [sys.executable, "-m", "tuner", "doctor", *words],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    return done.returncode, done.stdout, done.stderr
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in env.items():
+            patch.setenv(name, value)
+        done = chunktune("doctor", *words)
+    return done.code, done.out, done.err
 
 
 def test_json_of_this_machine(tmp_path: Path) -> None:

@@ -129,6 +129,23 @@ def test_an_offset_of_the_level_does_not_touch_the_ratios() -> None:
     assert test.difference.high < model.MARGIN
 
 
+def test_a_slow_first_round_of_fresh_starts_shows_in_the_offset_of_that_round() -> None:
+    def slow_first(name: SettingId, plan: StartPlan, cycle: int) -> float:
+        return same(name, plan, cycle) * (1.1 if not plan.live and cycle % 2 == 0 else 1.0)
+
+    results = run(design(), slow_first)
+    blocks = {start.number: design().block_of(start) for start in results.starts}
+    offsets = [
+        model.offset_of_round(
+            *(model.levels(results, PATH, blocks, live=live, rounds=2, only=number) for live in (True, False))
+        )
+        for number in (0, 1)
+    ]
+    assert offsets[0] == pytest.approx([-math.log(1.1)] * 4)
+    assert offsets[1] == pytest.approx([0.0] * 4)
+    assert model.offset_of_round({}, {}) == []
+
+
 def test_ratios_that_differ_or_scatter_are_not_equivalent() -> None:
     far = model.equivalence([0.2, 0.21, 0.19, 0.2])
     assert far.verdict == "different"

@@ -187,31 +187,31 @@ def never_silent(honest_server: Server, fault: Fault, count: Counted | None = No
             assert found.unmeasured[path.partition(".")[0]]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SERVERS, ANSWERED)
 def test_answers_and_prompts_that_were_not_asked_for(honest_server: Server, fault: Fault) -> None:
     never_silent(honest_server, fault)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(SERVERS, STREAMED)
 def test_streams_that_prove_less_than_they_seem_to(honest_server: Server, fault: Fault) -> None:
     never_silent(honest_server, fault)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(SERVERS, COUNTERS)
 def test_counters_of_others(honest_server: Server, count: Counted) -> None:
     never_silent(honest_server, lambda answer: answer, count)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(SERVERS, ANSWERED, STREAMED, st.none() | COUNTERS)
 def test_several_faults_at_once(honest_server: Server, one: Fault, other: Fault, count: Counted | None) -> None:
     never_silent(honest_server, lambda answer: other(one(answer)), count)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.floats(2.0, 8.0), st.integers(60, 200), st.floats(0.01, 0.2))
 def test_an_open_loop_above_capacity(above: float, requests: int, service_s: float) -> None:
     """Each request waits for those before it, and more of them come than are served."""
@@ -227,7 +227,7 @@ def test_an_open_loop_above_capacity(above: float, requests: int, service_s: flo
     assert got.discard_code == "queue_grows"
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(SERVERS)
 def test_the_honest_server_is_left_alone(honest_server: Server) -> None:
     got = honest_server.round()

@@ -277,3 +277,9 @@ def test_the_pool_is_what_the_log_says_where_metrics_do_not(make) -> None:
     assert make.measure(observation, counters=counters).unmeasured["kv_cache_tokens"] == "not said"
     both = CounterDelta(kv_cache_tokens=2000)
     assert make.measure(observation, counters=both, kv_cache_tokens=1000).kv_cache_tokens == 2000
+
+
+def test_other_prompts_of_a_round_that_counts_are_said(make) -> None:
+    records = [make.request(i, 80.0, prompt_tokens_planned=2100 if i else 1800) for i in range(50)]
+    said = "1 of 50 prompts were not as long as planned: 2100 tokens on average by the server's count, 1800 planned"
+    assert said in make.measure(make.observe(records)).warnings

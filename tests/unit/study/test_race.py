@@ -85,6 +85,11 @@ def test_the_end_of_the_stages_retires_what_is_left() -> None:
     assert found.in_question([0, 1, 2]) == []
 
 
+def test_more_cycles_than_one_start_can_tell_are_not_measured() -> None:
+    found = race(problem(), rounds(12, noisy({0: 80, 1: 80, 2: 80, STOCK_ID: 100}, 0.015)))
+    assert found.in_question([0, 1, 2]) == []
+
+
 def test_settings_close_to_stock_leave_the_search() -> None:
     found = race(problem(), rounds(5, noisy({0: 99, 1: 100, 2: 99.5, STOCK_ID: 100}, 0.003)))
     assert set(found.dropped) == {0, 1, 2}
@@ -147,10 +152,10 @@ def test_bounds_are_simultaneous_and_open_where_nothing_is_known() -> None:
     random = np.random.default_rng(2)
     table = random.normal(0, 0.1, (10, 8))
     table[1:, 7] = np.nan
-    mean, low = lower_bounds(table, [1, 2, 3, 7], 0, 0.05)
-    _, alone = lower_bounds(table, [1], 0, 0.05)
+    mean, error, low = lower_bounds(table, [1, 2, 3, 7], 0, 0.05)
+    _, _, alone = lower_bounds(table, [1], 0, 0.05)
     assert low[0] < alone[0] < mean[0]
-    assert low[3] == -np.inf
+    assert (error[3], low[3]) == (np.inf, -np.inf)
     assert np.isnan(mean[3])
 
 
