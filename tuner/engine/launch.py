@@ -31,7 +31,7 @@ from tuner.engine.live import LiveControl
 from tuner.engine.logs import last_words
 from tuner.engine.processes import TERM_WAIT_S, Family, ProcessId, alive, end_family, identify, kill_family, name_of
 from tuner.engine.ranks import size
-from tuner.engine.readiness import is_ready, open_client, read_back, send_one_token
+from tuner.engine.readiness import is_ready, open_client, read_back, reset_prefix_cache, send_one_token
 from tuner.errors import EngineError, UsageError
 from tuner.scheduler.folder import make_folder
 from tuner.scheduler.messages import FOLDER_VARIABLE, LIVE_CLASS, MessageError
@@ -179,6 +179,10 @@ class RunningEngine:
         self._death: Diagnosis | None = None
         self._stopping = False
         self.live = None if live_folder is None else LiveControl(live_folder, _engines(spec), self._probe, clock)
+
+    async def reset_prefix_cache(self) -> None:
+        """Make the next round begin as it does after a switch: with an empty cache, not one to be evicted first."""
+        await reset_prefix_cache(self.base_url)
 
     async def _probe(self, engine: int) -> None:
         """One request of one token, to this data-parallel engine; EngineError when the engine has died."""

@@ -153,6 +153,8 @@ class ServerSession:
 
     async def apply(self, setting: Setting) -> None:
         if self.live is None:
+            if self.engine is not None:
+                await self.engine.reset_prefix_cache()
             return
         values = self._values(setting)
         await self.live.apply(values, LEASE_S)

@@ -61,30 +61,40 @@ class BudgetScheduler(Scheduler):
 
     def _begin(self, budget: Budget) -> None:
         """Serve with this budget from now on, knowing nothing yet."""
-        pool = self.kv_cache_manager.block_pool
         self._budget = budget
         self._counters = Counters()
         self._logged = self._counters.line()
         self._logged_at_s = -LOG_EVERY_S
-        self._tree: PrefixTree[bytes] = PrefixTree(_REMEMBERED_POOLS * pool.num_gpu_blocks)
-        self._eviction = FreeBlocks(
-            budget,
-            self._tree,
-            pool.free_block_queue,
-            self._counters,
-            lambda key, block: self._cached_block(key) is block,
-            self._is_free,
-        )
+        self._forget_prompts()
         self._line: WaitingLine[str, bytes] = WaitingLine(budget.min_reuse_ratio, budget.max_hold_ms / 1000.0)
         self._front: Front[str] = Front()
         self._first: dict[str, Request] = {}
         # Attention with a window gives blocks up while it plans.
         spec = self.kv_cache_config.kv_cache_groups[0].kv_cache_spec
         self._frees_in_a_step = not isinstance(spec, FullAttentionSpec)
-        self._hits = HitWindow()
         self._long_waiting: set[str] = set()
         self._long_admitted: dict[str, Request] = {}
         self._preferred_prefills: list[Request] = []
+
+    def _forget_prompts(self) -> None:
+        pool = self.kv_cache_manager.block_pool
+        self._tree: PrefixTree[bytes] = PrefixTree(_REMEMBERED_POOLS * pool.num_gpu_blocks)
+        self._eviction = FreeBlocks(
+            self._budget,
+            self._tree,
+            pool.free_block_queue,
+            self._counters,
+            lambda key, block: self._cached_block(key) is block,
+            self._is_free,
+        )
+        self._hits = HitWindow()
+
+    def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
+        """As vLLM does; what was counted of prompts that are cached no more is forgotten too."""
+        done: bool = super().reset_prefix_cache(*args, **kwargs)
+        if done:
+            self._forget_prompts()
+        return done
 
     def add_request(self, request: Request) -> None:
         """As vLLM does, and remember the request's prefix."""

@@ -51,6 +51,10 @@ class Policy(Protocol):
         """The step is planned; `preempted` requests gave way in it."""
         ...
 
+    def cache_was_reset(self) -> None:
+        """Nothing is cached any more."""
+        ...
+
 
 class StockPolicy:
     """vLLM's own scheduler."""
@@ -70,6 +74,8 @@ class StockPolicy:
     def admitted(self, request: Request, cached_tokens: int) -> None: ...
 
     def after_step(self, core: Core, step: Step | None, preempted: int) -> None: ...
+
+    def cache_was_reset(self) -> None: ...
 
 
 class Core:
@@ -182,7 +188,10 @@ class Core:
 
     def reset_prefix_cache(self) -> bool:
         """True when every prefix was forgotten; False while requests run."""
-        return self.pool.reset()
+        done = self.pool.reset()
+        if done:
+            self.policy.cache_was_reset()
+        return done
 
     # --- a step's two halves -------------------------------------------------------------------------------------
 

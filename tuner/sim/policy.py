@@ -31,17 +31,21 @@ class BudgetPolicy:
     def __init__(self, budget: Budget, total_blocks: int) -> None:
         self.counters = Counters()
         self._budget = budget
-        self._tree: PrefixTree[int] = PrefixTree(_REMEMBERED_POOLS * total_blocks)
+        self._total_blocks = total_blocks
+        self.cache_was_reset()
         self._line: WaitingLine[str, int] = WaitingLine(budget.min_reuse_ratio, budget.max_hold_ms / 1000.0)
-        self._hits = HitWindow()
         self._waiting: dict[str, Request] = {}
         self._long_waiting: set[str] = set()
         self._front: Front[str] = Front()
         self._preferred_prefills: list[Request] = []
-        self._eviction: FreeBlocks[int] | None = None
         self._running_limit = 0
         self._threshold = 0
         self._merges = False
+
+    def cache_was_reset(self) -> None:
+        self._tree: PrefixTree[int] = PrefixTree(_REMEMBERED_POOLS * self._total_blocks)
+        self._hits = HitWindow()
+        self._eviction: FreeBlocks[int] | None = None
 
     def arrived(self, request: Request, now_s: float) -> None:
         shared = self._tree.visit(request.keys)

@@ -57,8 +57,9 @@ class Check:
 class Evidence:
     """The kept rounds of some starts.
 
-    `noise_starts` are starts whose rounds are used beside them to estimate the noise of rounds, and nothing else.
-    `final` says that counts such as `failed_requests` are taken literally: one round that breaks the limit is enough.
+    `more_starts` are starts whose rounds are used beside them to estimate the noise of rounds, and the levels that
+    constraints are held against: nothing was chosen for its luck with a limit. `final` says that counts such as
+    `failed_requests` are taken literally: one round that breaks the limit is enough.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Evidence:
         results: Results,
         starts: Collection[int],
         *,
-        noise_starts: Collection[int] = (),
+        more_starts: Collection[int] = (),
         final: bool = False,
         known: Known | None = None,
     ) -> None:
@@ -75,8 +76,8 @@ class Evidence:
         self.final = final
         self._rounds = [r for r in results.rounds if r.kept and r.start in starts]
         self.panel = Panel(self._rounds, known)
-        more = [r for r in results.rounds if r.kept and r.start in noise_starts and r.start not in starts]
-        self._noisy = Panel([*self._rounds, *more], known) if more else self.panel
+        more = [r for r in results.rounds if r.kept and r.start in more_starts and r.start not in starts]
+        self._all = Panel([*self._rounds, *more], known) if more else self.panel
         self._start_noises: dict[tuple[SettingId, str], Noise | None] = {}
         self._scales: dict[str, Scale] = {}
         own = {s.number for s in results.starts if not s.live}
@@ -91,18 +92,19 @@ class Evidence:
 
     def scale(self, path: str) -> Scale:
         if path not in self._scales:
-            self._scales[path] = Scale.of(self._noisy.table(path))
+            self._scales[path] = Scale.of(self._all.table(path))
         return self._scales[path]
 
     def level(self, name: SettingId, path: str) -> Estimate | None:
         """On the scale of `path`; None where the setting was not measured in these starts, or the metric was not."""
-        if name not in self.panel.column:
-            return None
+        return self._level(self.panel, name, path)
+
+    def _level(self, panel: Panel, name: SettingId, path: str) -> Estimate | None:
         scale = self.scale(path)
-        groups = self.panel.by_start(scale.to(_column(self.panel, name, path)))
+        groups = panel.by_start(scale.to(_column(panel, name, path)))
         if not groups:
             return None
-        noise = round_noise(self._noisy.by_start(scale.to(_column(self._noisy, name, path))))
+        noise = round_noise(self._all.by_start(scale.to(_column(self._all, name, path))))
         mean = float(np.mean([g.mean() for g in groups]))
         return over_starts(groups, START_SD * (1.0 if scale.log else abs(mean)), rounds=noise)
 
@@ -116,7 +118,7 @@ class Evidence:
         if not groups:
             a, b = self.level(one, path), self.level(other, path)
             return None if a is None or b is None else difference(a, b)
-        noise = round_noise(self._paired(self._noisy, one, other, path, scale))
+        noise = round_noise(self._paired(self._all, one, other, path, scale))
         shift = 1.0 if scale.log else abs(float(np.nanmean(scale.to(_column(self.panel, other, path)))))
         prior = math.sqrt(2) * SETTING_START_SD * shift
         return over_starts(groups, prior, rounds=noise, starts=self._start_noise(other, path))
@@ -128,14 +130,14 @@ class Evidence:
             scale, sides = self.scale(path), []
             for name in self.ids if len(np.unique(self.panel.starts)) > 1 else ():
                 if name != other:
-                    noise = round_noise(self._paired(self._noisy, name, other, path, scale))
+                    noise = round_noise(self._paired(self._all, name, other, path, scale))
                     sides.append((self._paired(self.panel, name, other, path, scale), noise))
             self._start_noises[key] = start_noise(sides)
         return self._start_noises[key]
 
     def paired_variance(self, one: SettingId, other: SettingId, path: str) -> float | None:
         """Variance of the difference of one cycle; None without two cycles in one start."""
-        noise = round_noise(self._paired(self._noisy, one, other, path, self.scale(path)))
+        noise = round_noise(self._paired(self._all, one, other, path, self.scale(path)))
         return None if noise is None else noise.variance
 
     @staticmethod
@@ -190,7 +192,7 @@ class Evidence:
             share = float(np.mean([constraint.allows(v) for v in values]))
             worst = float(max(values, key=constraint.excess))
             return Check(constraint, float(share == 1.0) if self.final else share, worst)
-        scale, level = self.scale(path), self.level(name, path)
+        scale, level = self.scale(path), self._level(self._all, name, path)
         assert level is not None
         p = level.below(scale.limit(constraint.limit))
         return Check(constraint, p if constraint.op.startswith("<") else 1 - p, scale.back(level.value))
@@ -236,7 +238,7 @@ def setting_lines(problem: Problem, results: Results, starts: Sequence[int] | No
     """
     chosen = [s.number for s in results.starts] if starts is None else starts
     search = results.numbers("search", states=("completed", "engine_failed", "interrupted", "load_failed"))
-    evidence = Evidence(problem, results, chosen, noise_starts=search, final=_all_final(results, chosen))
+    evidence = Evidence(problem, results, chosen, more_starts=search, final=_all_final(results, chosen))
     settings = dict(results.settings())
     lines = []
     for name in evidence.ids:

@@ -200,7 +200,7 @@ class Fit:
         left = np.diag(there.sum(axis=0)) - there.T @ (there / sizes[:, None])
         right = (there * (values - (values.sum(axis=1) / sizes)[:, None])).sum(axis=0)
         found = np.linalg.lstsq(left, right, rcond=1e-9)[0]
-        return np.asarray(np.where(self.counts > 0, found, np.nan))
+        return np.asarray(np.where(self.counts > 0, found, np.nan), dtype=np.float64)
 
     @cached_property
     def errors(self) -> Matrix:

@@ -16,11 +16,11 @@ SMALL = 512
 """Below this chunk size the grid is the chunk unit itself."""
 NEAR = 1.25
 """Chunk sizes whose ratio is at most this are close enough: the best is not looked for between them."""
-TARGETS = (0.55, 0.9, 0.97)
+TARGETS = (0.55, 0.9, 0.97, 0.99)
 """Probabilities of meeting a limit for which a chunk size is looked for. One start leaves the level uncertain by as
 much as starts differ, so the finals need settings on both sides of the one that should just pass."""
 WORTH = 0.10
-"""A limit is approached from settings whose cost is at most this above the leader's."""
+"""A limit is approached beside settings whose cost is at most this above the leader's."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _room(evidence: Evidence, point: Point, constraint: Constraint, target: floa
 
 def _pays(low: Point, high: Point, room_of_low: float) -> bool:
     inside, outside = (high, low) if room_of_low < 0 else (low, high)
-    return inside.cost <= WORTH and outside.cost < inside.cost + 0.01
+    return min(inside.cost, outside.cost) <= WORTH and outside.cost < inside.cost + 0.01
 
 
 def _crossing(low: int, high: int, a: float, b: float, unit: int) -> Iterator[int]:

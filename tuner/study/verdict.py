@@ -59,7 +59,7 @@ class _Finals:
         self.path = problem.objective.metrics[0]
         self.starts = [s.number for s in completed_finals(results)]
         search = [s.number for s in results.starts if s.purpose == "search"]
-        self.evidence = Evidence(problem, results, self.starts, noise_starts=search, final=True)
+        self.evidence = Evidence(problem, results, self.starts, more_starts=search, final=True)
         every = [s.number for s in results.starts if s.live or s.purpose != "literal"]
         self.ranking = Evidence(problem, results, every)
         out = read_failures(results).out
@@ -204,7 +204,7 @@ class _Finals:
     def _literal(self, name: SettingId) -> tuple[str, bool | None]:
         """The start with the frozen command against the interval in which the finals predict it (95 %)."""
         numbers = [s.number for s in self.results.starts if s.purpose == "literal" and s.state == "completed"]
-        literal = Evidence(self.problem, self.results, numbers, noise_starts=self.starts)
+        literal = Evidence(self.problem, self.results, numbers, more_starts=self.starts)
         there = literal.level(name, self.path) if numbers else None
         here = self.evidence.level(name, self.path)
         if there is None or here is None:

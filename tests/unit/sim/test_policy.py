@@ -121,3 +121,14 @@ def test_no_policy_starves_anybody(seed: int, blocks: int, budget: Budget) -> No
     assert all(a.finished_s is not None for a in answers)
     assert [len(a.token_times_s) for a in answers] == [a.output_tokens for a in asks]
     assert core.pool.usage == pytest.approx(0.0)
+
+
+def test_prompts_of_before_a_reset_are_not_kept() -> None:
+    """Else blocks are held back for prompts that nobody sends any more, and the round after a reset is slower."""
+    core = Core(config(), BudgetPolicy(Budget(max_cached_blocks=20), BLOCKS))
+    first = run_open(core, COST, load(1), Timing(depth=1))
+    assert core.reset_prefix_cache()
+    again = run_open(core, COST, load(2), Timing(depth=1))
+    fresh = run_open(Core(config(), BudgetPolicy(Budget(max_cached_blocks=20), BLOCKS)), COST, load(2), Timing(depth=1))
+    assert len(first) == len(again)
+    assert [a.cached_tokens for a in again] == [a.cached_tokens for a in fresh]
