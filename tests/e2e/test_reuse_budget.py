@@ -1,4 +1,4 @@
-"""The reuse budget tuned together with the chunk size, switched within one start."""
+"""The reuse budget, switched within one start and frozen with the options of the plug-in."""
 
 from __future__ import annotations
 
@@ -15,24 +15,21 @@ model: meta-llama/Llama-3.1-8B-Instruct
 hardware: {gpu: h100_sxm, count: 1, cost_model: meta-llama/Meta-Llama-3.1-8B}
 engine:
   # 10,240 tokens of KV: what comes between two visits evicts the visitor's system prompt.
-  args: {max_model_len: 4096, max_num_seqs: 16, enable_prefix_caching: true, num_gpu_blocks_override: 640}
+  args: {max_model_len: 4096, max_num_seqs: 16, max_num_batched_tokens: 512, num_gpu_blocks_override: 640}
   startup_timeout: 2m
 workload:
   kind: mixed
   concurrency: 2
-  requests: 130
+  requests: 40
   classes:
     - {name: busy, user_prompt_tokens: 3000, output_tokens: [4, 8]}
     - {name: visitor, visit_every: 300ms, system_prompt_tokens: 2000, user_prompt_tokens: [32, 128],
        output_tokens: [4, 8]}
 rounds: 1
-space:
-  max_num_batched_tokens: [512]
-  refine: false
-  reuse_budget: {max_cached_blocks: [0, 160]}
+space: {reuse_budget: {max_cached_blocks: [0, 160]}}
 objective: {minimize: groups.visitor.p50}
 constraints: [failed_requests == 0]
-budget: {time: 60s}
+budget: {time: 30s}
 """
 
 

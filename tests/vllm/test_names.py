@@ -16,6 +16,7 @@ BUDGET_REPLACES = {
     "_reserve_prefill_lookahead",
     "add_request",
     "finish_requests",
+    "reset_prefix_cache",
     "schedule",
     "update_from_output",
 }

@@ -14,7 +14,6 @@ from tuner.load.plan import Arrivals, PlannedRequest, RoundPlan
 from tuner.load.probe import ServerFacts
 from tuner.load.prompting import asked_for
 from tuner.load.target import Target
-from tuner.measure.percentiles import nearest_rank
 
 TOKENS = 32
 _CHECK = "stream"
@@ -87,8 +86,8 @@ def judge_stream(record: RequestRecord, *, ignore_eos: bool) -> list[Line]:
 
 def _figures(record: RequestRecord) -> str:
     said = f"{record.output_tokens} tokens in {record.deltas} pieces, TTFT {record.ttft_ms:.0f} ms"
-    if record.token_gaps_ms:
-        said += f", ITL P50 {nearest_rank(sorted(record.token_gaps_ms), 0.5):.1f} ms"
+    if record.tpot_ms is not None:
+        said += f", TPOT {record.tpot_ms:.1f} ms"
     if record.keep_alives:
         said += f"; {record.keep_alives} empty deltas besides, which are not counted as tokens"
     return said

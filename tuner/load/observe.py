@@ -15,7 +15,7 @@ AT_ONCE_MS = 0.2
 LONG_MS = 20.0
 """Below this an answer is too short to tell the two apart, and below `LONG_LAGS` times the lag of our event loop,
 which holds back what comes while it is blocked."""
-LONG_LAGS = 10.0
+LONG_LAGS = 5.0
 
 
 def observe(

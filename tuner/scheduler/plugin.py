@@ -92,7 +92,7 @@ class BudgetScheduler(Scheduler):
     def reset_prefix_cache(self, *args: Any, **kwargs: Any) -> bool:
         """As vLLM does; what was counted of prompts that are cached no more is forgotten too."""
         done: bool = super().reset_prefix_cache(*args, **kwargs)
-        if done:
+        if done and not self._budget.off:
             self._forget_prompts()
         return done
 

@@ -16,7 +16,7 @@ from tuner.study.estimate import Evidence, Known
 from tuner.study.finals import MOST_CYCLES, STARTS, challengers, completed_finals, cycles_wanted, still_in_question
 from tuner.study.ledger import MOST_REPEATS, explained, given_up, group_of, read_failures
 from tuner.study.problem import Problem, Registry
-from tuner.study.race import Race, standings
+from tuner.study.race import Race
 from tuner.study.search import GroupSearch
 from tuner.study.verdict import decide
 
@@ -208,7 +208,7 @@ class _View:
 
     def _worth_finals(self) -> bool:
         """Whether anything that was measured has a value of the objective and may meet the limits."""
-        return any(self._chosen) and any(standings(search.evidence) for search in self.searches)
+        return any(self._chosen) and any(search.standings for search in self.searches)
 
     def _is_of(self, start: Start, search: GroupSearch, part: Sequence[Named]) -> bool:
         if start.live:
@@ -283,8 +283,10 @@ class _View:
         limit = self.problem.time_s
         if limit is None or not self.results.rounds:
             return False
-        each = self._start_s + self._round_s * self.problem.rounds * (4 if self.problem.live else 1)
-        return self.results.elapsed_s + self._starts_left * each > limit
+        each = self._start_s + self._round_s * self.problem.rounds * (5 if self.problem.live else 1)
+        last = self.results.rounds[-1]
+        next_s = self._round_s * sum((r.start, r.cycle) == (last.start, last.cycle) for r in self.results.rounds)
+        return self.results.elapsed_s + next_s + self._starts_left * each > limit
 
     # --- what people are told ---
 

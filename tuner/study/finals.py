@@ -9,7 +9,7 @@ from tuner.domain.experiment import STOCK_ID, Results, SettingId, Start
 from tuner.experiment.design import Named
 from tuner.study.estimate import Evidence, rank
 from tuner.study.problem import Problem
-from tuner.study.race import Standing, standings
+from tuner.study.race import Standing
 from tuner.study.search import GroupSearch
 
 STARTS = 3
@@ -44,7 +44,7 @@ def challengers(search: GroupSearch) -> list[Named]:
     brings its counterpart without one along, where that was measured.
     """
     named = {n.id: n for n in search.candidates if n.id not in search.out}
-    found = [s for s in standings(search.evidence).values() if s.id in named]
+    found = [s for s in search.standings.values() if s.id in named]
     order = [s for s in _by_cost(found) if s.p >= POSSIBLE]
     if not order:
         return []

@@ -8,7 +8,7 @@ stages at once with a probability of 1 - `MISS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -32,6 +32,10 @@ UNLIKELY = 0.10
 """A setting that meets a limit with a smaller probability goes."""
 LIKELY = 0.5
 """The leader meets every limit with at least this probability, where some setting does."""
+REACH = 0.35
+"""Of neighbours, on the logarithm of the chunk size."""
+MISFIT = 0.02
+"""How far the objective may be from a line through its neighbours, relative."""
 _GROWTH = 1.5
 _STAGES = 6
 _POOLED_DF = 16.0
@@ -161,19 +165,53 @@ class Standing:
     """Probability that it meets every constraint."""
 
 
-def standings(evidence: Evidence) -> dict[SettingId, Standing]:
-    """Of every setting with a value of the objective, in the order in which they were first measured."""
+def standings(evidence: Evidence, chunks: Mapping[SettingId, tuple[str, int]]) -> dict[SettingId, Standing]:
+    """Of every setting with a value of the objective, in the order in which they were first measured.
+
+    `chunks` has the family of each setting, those that differ in the chunk size alone, and its chunk size: what
+    neighbours show counts too (see `with_neighbours`).
+    """
     panel, objective = evidence.panel, evidence.problem.objective
-    tables = [
-        sign * evidence.scale(path).to(panel.table(path))
-        for path, sign in zip(objective.metrics, objective.signs, strict=True)
-    ]
-    cautious = np.array([Fit(table).cautious for table in tables]) if panel.ids else np.zeros((1, 0))
+    if not panel.ids:
+        return {}
+    cautious = []
+    for path, sign in zip(objective.metrics, objective.signs, strict=True):
+        fit = Fit(sign * evidence.scale(path).to(panel.table(path)))
+        effects, errors = fit.effects.copy(), fit.errors.copy()
+        for family in {name for name, _ in chunks.values()}:
+            members = [i for i, n in enumerate(panel.ids) if chunks.get(n, ("", 0))[0] == family]
+            members = [i for i in members if np.isfinite(effects[i])]
+            x = np.log([chunks[panel.ids[i]][1] for i in members])
+            effects[members], errors[members] = with_neighbours(x, effects[members], errors[members])
+        cautious.append(effects + errors)
+    table = np.array(cautious)
     return {
-        name: Standing(name, tuple(float(v) for v in cautious[:, i]), evidence.p_feasible(name))
+        name: Standing(name, tuple(float(v) for v in table[:, i]), evidence.p_feasible(name))
         for i, name in enumerate(panel.ids)
-        if np.isfinite(cautious[:, i]).all()
+        if np.isfinite(table[:, i]).all()
     }
+
+
+def with_neighbours(x: Matrix, values: Matrix, errors: Matrix) -> tuple[Matrix, Matrix]:
+    """Values at points, each combined with what a line through its neighbours within `REACH` predicts for it.
+
+    Each counts by its variance; the prediction has `MISFIT` on top. So noisy values lean on their neighbours, and
+    precise ones stand for themselves. Returns values and standard errors.
+    """
+    found, left = values.copy(), errors.copy()
+    for i in range(len(x)):
+        distance = np.abs(x - x[i])
+        near = (distance < REACH) & (np.arange(len(x)) != i)
+        if near.sum() < 2:
+            continue
+        weights = (1 - (distance[near] / REACH) ** 3) ** 3 / (errors[near] ** 2 + MISFIT**2)
+        design = np.stack([np.ones(int(near.sum())), x[near] - x[i]], axis=1)
+        normal = np.linalg.pinv(design.T @ (design * weights[:, None]))
+        predicted = float((normal @ (design.T @ (weights * values[near])))[0])
+        own, theirs = 1 / max(errors[i] ** 2, 1e-12), 1 / (float(normal[0, 0]) + MISFIT**2)
+        found[i] = (own * values[i] + theirs * predicted) / (own + theirs)
+        left[i] = (own + theirs) ** -0.5
+    return found, left
 
 
 class Fit:
@@ -212,7 +250,7 @@ class Fit:
         squares, df = np.nansum(residuals**2, axis=0), np.maximum(self.counts - 1, 0)
         pooled = squares.sum() / max(1, df.sum())
         variance = (_POOLED_DF * pooled + squares) / (_POOLED_DF + df)
-        return np.sqrt(variance / np.maximum(self.counts, 1))
+        return np.asarray(np.sqrt(variance / np.maximum(self.counts, 1)), dtype=np.float64)
 
     @property
     def cautious(self) -> Matrix:

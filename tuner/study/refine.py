@@ -22,6 +22,9 @@ much as starts differ, so the finals need settings on both sides of the one that
 WORTH = 0.10
 """A limit is approached beside settings whose cost is at most this above the leader's."""
 
+UNCERTAIN = 0.04
+"""A limit is approached unless the objective is worse by more than this beyond it: noise may hide a gain."""
+
 
 @dataclass(frozen=True)
 class Point:
@@ -87,7 +90,7 @@ def _room(evidence: Evidence, point: Point, constraint: Constraint, target: floa
 
 def _pays(low: Point, high: Point, room_of_low: float) -> bool:
     inside, outside = (high, low) if room_of_low < 0 else (low, high)
-    return min(inside.cost, outside.cost) <= WORTH and outside.cost < inside.cost + 0.01
+    return min(inside.cost, outside.cost) <= WORTH and outside.cost < inside.cost + UNCERTAIN
 
 
 def _crossing(low: int, high: int, a: float, b: float, unit: int) -> Iterator[int]:

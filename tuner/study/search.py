@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cached_property
 
-from tuner.domain.experiment import STOCK_ID, Results, SettingId, Start
+from tuner.domain.experiment import STOCK_ID, Purpose, Results, SettingId, Start
 from tuner.domain.setting import CHUNK_KNOB, Scalar, Setting
 from tuner.experiment.design import Named
 from tuner.space.knobs import is_live
@@ -21,7 +21,7 @@ from tuner.study.ledger import (
     stock_chunk,
 )
 from tuner.study.problem import Group, Problem, Registry
-from tuner.study.race import LIKELY, Race, run_race, standings
+from tuner.study.race import LIKELY, Race, Standing, run_race, standings
 from tuner.study.refine import Point, new_chunks
 from tuner.study.settings import SettingRules
 
@@ -29,6 +29,8 @@ FIRST = 12
 """Settings of the first cycles where the list is longer than the budget, or where there is none."""
 BATCH = 6
 """Settings that a sampler proposes at a time."""
+FEW = 3
+"""With so many settings left in question, others join: they need not wait until the race is decided."""
 KEPT_FOR_REFINING = 8
 """Of the most settings that are measured: so many are left for refined chunk sizes."""
 
@@ -45,8 +47,11 @@ class GroupSearch:
         *,
         failures: Failures | None = None,
         known: Known | None = None,
+        purposes: tuple[Purpose, ...] = ("search",),
     ) -> None:
+        """`purposes` are those of the starts that count."""
         self.problem = problem
+        self._purposes = purposes
         self.group = group
         self._registry = registry
         self._results = results
@@ -70,11 +75,11 @@ class GroupSearch:
 
     @cached_property
     def starts(self) -> list[int]:
-        """Numbers of the search starts whose rounds count: those that failed too, for pairs within them."""
+        """Numbers of the starts whose rounds count: those that failed too, for pairs within them."""
         found = []
         for start in self._results.starts:
             mine = group_of(self.problem, start) == self.group if start.live else self._holds(start)
-            if start.purpose == "search" and start.state != "infeasible" and mine:
+            if start.purpose in self._purposes and start.state != "infeasible" and mine:
                 found.append(start.number)
         return found
 
@@ -104,6 +109,16 @@ class GroupSearch:
                 seen.add(key)
                 found[key] = self._named(setting)
         return [named for named in found.values() if named.id not in references][: self.problem.max_settings]
+
+    @cached_property
+    def standings(self) -> dict[SettingId, Standing]:
+        chunks = {}
+        for named in [self.anchor, *self.candidates]:
+            knobs = {name: value for name, value in named.setting.knobs.items() if name != CHUNK_KNOB}
+            chunk = self._rules.chunk(named.setting)
+            if chunk is not None:
+                chunks[named.id] = (named.setting.model_copy(update={"knobs": knobs}).key, chunk)
+        return standings(self.evidence, chunks)
 
     @cached_property
     def out(self) -> Out:
@@ -169,10 +184,8 @@ class GroupSearch:
         """The settings of the next cycle of a live start; none when the search is over."""
         usable = self._usable(self.candidates)
         question = self.race.in_question([n.id for n in usable])
-        chosen = [n for n in usable if n.id in question]
-        if not chosen:
-            more = list(self.further())
-            chosen = [n for n in usable if more and n.id == self.race.leader] + more
+        more = list(self.further()) if len(question) <= FEW else []
+        chosen = [n for n in usable if n.id in question or (more and n.id == self.race.leader)] + more
         cycles = {n.id: len(self.evidence.rounds(n.id)) for n in self.references}
         chosen += [n for n in self._usable(self.references) if cycles[n.id] < self.problem.rounds]
         if not chosen:
@@ -221,7 +234,7 @@ class GroupSearch:
         return next((n for n in self.candidates if n.id == race.leader and n.id not in race.dropped), None)
 
     def _ranked_singles(self) -> list[Named]:
-        found = standings(self.evidence)
+        found = self.standings
         likely = [s for s in found.values() if s.p >= LIKELY] or list(found.values())
         order = [s.id for s in sorted(likely, key=lambda s: s.costs)]
         by_id = {n.id: n for n in [self.anchor, *self.candidates]}
@@ -229,7 +242,7 @@ class GroupSearch:
 
     def family(self, leader: Named) -> list[Point]:
         """Measured settings that differ from the leader in the chunk size alone, by chunk size."""
-        found = standings(self.evidence)
+        found = self.standings
         if leader.id not in found:
             return []
         points: dict[int, Point] = {}

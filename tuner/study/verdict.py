@@ -9,11 +9,11 @@ from tuner.domain.experiment import STOCK_ID, Contrast, Results, SettingId, Verd
 from tuner.domain.measurement import metric
 from tuner.domain.setting import Setting
 from tuner.measure.contrast import Estimate
-from tuner.study.estimate import Evidence, contrast_of
+from tuner.study.estimate import Evidence, contrast_of, rank
 from tuner.study.finals import completed_finals
 from tuner.study.ledger import read_failures
 from tuner.study.problem import Problem, Registry
-from tuner.study.search import named_in
+from tuner.study.search import GroupSearch, named_in
 
 ERROR = 0.03
 """Probability, over all challengers together, that a setting is said to be better than stock when none is."""
@@ -49,19 +49,18 @@ class Decision:
 
 def decide(problem: Problem, results: Results, registry: Registry) -> Decision:
     """The verdict on what was measured so far; `none` while no final start is through."""
-    return _Finals(problem, results).decide()
+    return _Finals(problem, results, registry).decide()
 
 
 class _Finals:
-    def __init__(self, problem: Problem, results: Results) -> None:
+    def __init__(self, problem: Problem, results: Results, registry: Registry) -> None:
         self.problem = problem
+        self.registry = registry
         self.results = results
         self.path = problem.objective.metrics[0]
         self.starts = [s.number for s in completed_finals(results)]
         search = [s.number for s in results.starts if s.purpose == "search"]
         self.evidence = Evidence(problem, results, self.starts, more_starts=search, final=True)
-        every = [s.number for s in results.starts if s.live or s.purpose != "literal"]
-        self.ranking = Evidence(problem, results, every)
         out = read_failures(results).out
         measured = [n for n in self.evidence.ids if n not in out]
         self.challengers = [n for n in measured if n != STOCK_ID]
@@ -83,9 +82,15 @@ class _Finals:
         return self._better(best) if best is not None else self._none()
 
     def _ranked(self, names: list[SettingId]) -> list[SettingId]:
-        """By the objective, over the finals and the search together: their order, not how far they are from stock."""
-        measured = set(self.evidence.ranked(names))
-        return [n for n in self.ranking.ranked(names) if n in measured]
+        """By the objective. Where all are of one group, over its search and finals together and with what neighbours
+        show: the order of settings that differ little, not how far they are from stock."""
+        measured = self.evidence.ranked(names)
+        for group in self.problem.groups:
+            search = GroupSearch(self.problem, group, self.registry, self.results, purposes=("search", "final"))
+            found = {n: search.standings[n].costs for n in measured if n in search.standings}
+            if len(found) == len(measured):
+                return rank(found)
+        return measured
 
     def _unmeasured(self) -> str:
         """Which metric of the objective no round has, and why; '' where each was measured, or nothing was."""

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.e2e.commands import FAKE_VLLM, rounds, run
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
@@ -41,4 +43,4 @@ def test_a_sweep_shows_device_memory(drivers: Callable[..., Path], tmp_path: Pat
         assert (one["memory"]["source"], one["memory"]["reason"]) == ("nvml", None)
         assert one["memory"]["peak_bytes"] == {GPU: USED}
         assert one["memory"]["peak_fraction"] == USED / TOTAL
-        assert one["gpu_utilization"] == {GPU: 0.87}
+        assert one["gpu_utilization"] == {GPU: pytest.approx(0.87)}

@@ -22,7 +22,7 @@ def look(fault: Fault = lambda answer: answer, *, ignore_eos: bool = True) -> li
 def test_an_honest_server() -> None:
     (line,) = look()
     assert line.status == "ok"
-    assert line.message == "32 tokens in 32 pieces, TTFT 80 ms, ITL P50 20.0 ms"
+    assert line.message == "32 tokens in 32 pieces, TTFT 80 ms, TPOT 20.0 ms"
 
 
 def in_one_piece(answer: Answer) -> Answer:
