@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, Po
 from tuner.domain.base import Argument, Document
 from tuner.domain.measurement import Measurement, is_group_metric, metric, metric_names
 from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
-from tuner.domain.units import Duration
+from tuner.domain.units import Duration, sized
 from tuner.domain.workload import Workload
 
 ReferenceName = Literal["stock", "no_chunking"]
@@ -47,10 +47,14 @@ def _settable(env: dict[str, str]) -> dict[str, str]:
 Environment = Annotated[dict[str, str], AfterValidator(_settable)]
 
 
+def _with_sizes(options: Any) -> Any:
+    return {name: sized(str(name), value) for name, value in options.items()} if isinstance(options, dict) else options
+
+
 class EngineSpec(Document):
     """How `vllm serve` is started, whatever the setting."""
 
-    args: dict[str, Scalar] = Field(default_factory=dict)
+    args: Annotated[dict[str, Scalar], BeforeValidator(_with_sizes)] = Field(default_factory=dict)
     """`vllm serve` options in snake case."""
     env: Environment = Field(default_factory=lambda: dict[str, str]())
     """Environment of the engine, laid over that of the command; no secrets here."""
@@ -97,8 +101,8 @@ KnobSpec = Annotated[list[Scalar], Field(min_length=1)] | KnobRange
 class Space(Document):
     """Knobs by vLLM's own names; unknown names are checked against the installed vLLM, not here."""
 
-    knobs: dict[str, KnobSpec]
-    reuse_budget: dict[str, KnobSpec] = Field(default_factory=dict)
+    knobs: Annotated[dict[str, KnobSpec], BeforeValidator(_with_sizes)]
+    reuse_budget: Annotated[dict[str, KnobSpec], BeforeValidator(_with_sizes)] = Field(default_factory=dict)
     refine: bool = True
     """Whether chunk sizes between the listed ones are tried around the best."""
 
@@ -270,6 +274,13 @@ class Profile(Document):
             if is_group_metric(path) and path.split(".")[1] not in names:
                 has = f"it has {', '.join(names)}" if names else "it has no classes"
                 raise ValueError(f"{path}: no class of this load has that name ({has})")
+        return self
+
+    @model_validator(mode="after")
+    def _load_shows_every_metric(self) -> Profile:
+        for path in [*self.objective.metrics, *(c.metric for c in self.constraints), *self.regress_metrics]:
+            if why := self.workload.cannot_measure(path):
+                raise ValueError(f"{why}; ask for at least two output tokens, or take that metric out")
         return self
 
     @model_validator(mode="after")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import secrets
 import shutil
@@ -43,6 +44,8 @@ SCHEDULER_CLASS: Final = "tuner.scheduler.ReuseBudgetScheduler"
 OURS: Final = frozenset({"host", "port", "served_model_name", "uds", "config", "model", "model_tag", "headless"})
 """Options that the engine room sets itself, or that would take the server away from it."""
 _TRAMPOLINE = Path(__file__).with_name("trampoline.py")
+_LOG_FORMAT = ("VLLM_CONFIGURE_LOGGING", "VLLM_LOGGING_CONFIG_PATH", "VLLM_LOGGING_PREFIX")
+"""Variables that change or remove the form of vLLM's log, which is read for causes and effective values."""
 _PORT_WAIT_S = 5.0
 _MEMORY_WAIT_S = 60.0
 _FIRST_TICK_S = 0.03
@@ -122,6 +125,13 @@ def environment(spec: LaunchSpec, base: Mapping[str, str]) -> dict[str, str]:
     env["VLLM_SERVER_DEV_MODE"] = "1"
     env["PYTHONUNBUFFERED"] = "1"
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # With data parallelism vLLM gives its engines 600 s of its own, whatever our deadline says.
+    env.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(math.ceil(spec.startup_timeout_s)))
+    if not env.get("VLLM_PORT", "").isdecimal():
+        # Kubernetes sets it to tcp://... in every pod beside a Service named vllm.
+        env.pop("VLLM_PORT", None)
+    for name in _LOG_FORMAT:
+        env.pop(name, None)
     if env.get("VLLM_LOGGING_LEVEL", "INFO").upper() not in ("DEBUG", "INFO"):
         env["VLLM_LOGGING_LEVEL"] = "INFO"
     if spec.kind == "vllm" and (spec.live or _budgeted(spec)):
@@ -288,7 +298,9 @@ class RunningEngine:
             raise EngineError(self.failed(cause("not_stopped", f"pid {pids}")))
         if self._record is not None:
             self._record.remove()
-        await _until(lambda: port_is_free(self.port), _PORT_WAIT_S, self._clock)
+        if not await _until(lambda: port_is_free(self.port), _PORT_WAIT_S, self._clock):
+            where = f"port {self.port} still answers, although every process that was started has ended"
+            raise EngineError(self.failed(cause("not_stopped", where)))
         if memory_is_back is not None:
             await _until(memory_is_back, _MEMORY_WAIT_S, self._clock)
 

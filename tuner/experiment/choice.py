@@ -15,6 +15,9 @@ from tuner.domain.profile import Hardware, is_secret_name
 from tuner.errors import UsageError
 from tuner.telemetry import describe_devices
 
+_DAEMONS = frozenset({"docker", "podman", "nerdctl", "kubectl", "srun"})
+"""Launchers whose server is no child of theirs, so that ending them does not end it."""
+
 EngineOption = Literal["auto", "vllm", "sim"]
 
 
@@ -74,6 +77,11 @@ def _command(text: str) -> tuple[str, ...]:
         raise UsageError(
             f"the vLLM command sets {secret}: a secret does not belong on a command line",
             "Export it: the engine inherits chunktune's environment.",
+        )
+    if os.path.basename(parts[0]) in _DAEMONS:
+        raise UsageError(
+            f"the vLLM command starts {parts[0]}: the server would belong to a daemon and outlive its stop",
+            "Run chunktune inside the container or the job instead (docs/cluster.md).",
         )
     if shutil.which(parts[0]) is None:
         raise UsageError(

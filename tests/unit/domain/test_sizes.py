@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tuner.domain.profile import KnobRange, Profile
 from tuner.domain.units import parse_size, sized
 from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload, TraceWorkload, WorkloadClass
 
@@ -83,3 +84,49 @@ def test_one_token_shows_no_time_between_tokens(metric: str) -> None:
     assert mixed(1, 2).cannot_measure(metric) == ""
     assert mixed(1, 1).cannot_measure("ttft_ms.p90") == ""
     assert mixed(1, 1).cannot_measure("e2e_ms.p90") == ""
+
+
+def profile(**more: Any) -> Profile:
+    load = {"kind": "shared-prefix", "system_prompt_tokens": 64, "user_prompt_tokens": 8, "output_tokens": 8}
+    given: dict[str, Any] = {
+        "version": 1,
+        "name": "p",
+        "model": "m",
+        "workload": {**load, "concurrency": 1, "requests": 1, **more.pop("workload", {})},
+        "space": {"max_num_batched_tokens": [512]},
+    }
+    return Profile.model_validate({**given, **more})
+
+
+def test_sizes_of_a_profile_are_numbers_everywhere() -> None:
+    found = profile(
+        engine={"args": {"max_num_batched_tokens": "64K", "max_model_len": "auto", "served_model_name": "1k"}},
+        space={
+            "max_num_batched_tokens": ["1k", "2K"],
+            "max_num_seqs": {"low": "16", "high": "1K"},
+            "reuse_budget": {"max_cached_blocks": [0, "1K"]},
+        },
+    )
+    assert found.engine.args == {
+        "max_num_batched_tokens": 65536,
+        "max_model_len": "auto",
+        "served_model_name": "1k",
+    }
+    assert found.space.knobs["max_num_batched_tokens"] == [1000, 2048]
+    assert found.space.knobs["max_num_seqs"] == KnobRange(low=16, high=1024)
+    assert found.space.reuse_budget == {"max_cached_blocks": [0, 1024]}
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"constraints": ["itl_ms.p99 <= 120"]},
+        {"objective": {"minimize": "tpot_ms.p50"}},
+        {"regress_metrics": ["itl_ms.mean"]},
+    ],
+)
+def test_a_profile_that_asks_for_what_its_load_cannot_show_is_refused(asked: dict[str, Any]) -> None:
+    assert profile(**asked)
+    with pytest.raises(ValidationError, match=r"cannot be measured with this load.*at least two output tokens"):
+        profile(workload={"output_tokens": 1}, **asked)
+    assert profile(workload={"output_tokens": 1}, constraints=["e2e_ms.p99 <= 120"])

@@ -87,3 +87,22 @@ def test_a_live_start_gets_the_live_scheduler_and_no_budget_of_its_own(tmp_path:
 def test_a_scheduler_of_the_profile_s_own_cannot_be_switched(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="scheduler_cls"):
         command_line(spec(tmp_path, live=True, args={"scheduler_cls": "mine.Scheduler"}), 1)
+
+
+@pytest.mark.parametrize(("given", "kept"), [("tcp://10.43.0.7:8000", False), ("29500", True), ("", False)])
+def test_the_port_that_kubernetes_sets_for_a_service_named_vllm_is_taken_out(
+    tmp_path: Path, given: str, kept: bool
+) -> None:
+    assert ("VLLM_PORT" in environment(spec(tmp_path), {"VLLM_PORT": given})) is kept
+
+
+def test_data_parallel_engines_get_as_long_to_start_as_the_profile_says(tmp_path: Path) -> None:
+    name = "VLLM_ENGINE_READY_TIMEOUT_S"
+    assert environment(spec(tmp_path, startup_timeout_s=1800.5), {})[name] == "1801"
+    assert environment(spec(tmp_path, env={name: "77"}), {})[name] == "77"
+
+
+def test_the_form_of_the_log_is_vllms_own(tmp_path: Path) -> None:
+    """Causes and effective values are read from it."""
+    base = {"VLLM_LOGGING_PREFIX": "[x] ", "VLLM_CONFIGURE_LOGGING": "0", "VLLM_LOGGING_CONFIG_PATH": "/json.cfg"}
+    assert not set(base) & set(environment(spec(tmp_path, env=base), base))
