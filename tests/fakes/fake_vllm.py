@@ -9,10 +9,9 @@ that chunktune puts on its PYTHONPATH. Environment
     state               a folder that outlives a start: counts starts, needed for `times`
     version             what `--version` says (default 0.32.0); one that is not known cannot be switched live
     unknown_options     options (dashed, without `--`) that this version does not have
-    help_fails          `--help` exits 1
     ready_after_s       time until it listens
     start               list of faults; the first one that applies is played:
-                          {log: NAME, exit: CODE, after_s, times, chunk_below, chunk_above, with_option}
+                          {log: NAME, exit: CODE, after_s, times, chunk_below, chunk_above}
                         prints tests/unit/engine/logs/NAME.log (or `text`) and exits; {hang: true} never gets ready;
                         {signal: N} ends by that signal
     load                list of faults under load, each {after_requests: N, times, chunk_below, chunk_above} with
@@ -22,18 +21,15 @@ that chunktune puts on its PYTHONPATH. Environment
     core                "none" (default), "polite", "stubborn" (ignores TERM), "escaping" (a session of its own too)
     ignore_term         the API server ignores TERM
     log_chunk           the chunk that log and /server_info claim, whatever argv says
-    log_says_nothing    no line about the chunk, and no /server_info
-    block_size          default 16; block_multiple: what it has to be a multiple of
-    kv_tokens           KV capacity (default 200,000); kv_tokens_lost_per_chunk_token: less of it
+    block_size          default 16
+    kv_tokens           KV capacity (default 200,000)
     ttft_ms             default 3; ttft_ms_by_chunk {"512": 5}; ttft_factors: by number of start, cyclic
-    uncached_us_per_token, token_ms, first_slow {requests, ms}
+    token_ms, first_slow {requests, ms}
     remember {unseen_ms, seen_ms}: by the first block of the prompt
     role_delay_ms_per_1000_chunk: the role delta of a chat comes after chunk/1000 of this
-    role_first, usage, cached_tokens (whether usage has them), empty_share, error_event_share, cut_share,
-    http_error_share, http_error_status, chat_template (false: chat is a 400), token_ids (false: a 400),
-    api_key: 401 without it
-    metrics             "new" (default), "old", "both", "neither", "error"
-    reset_prefix_cache  "true", "false", "empty", "missing"
+    cached_tokens (whether usage has them), empty_share, error_event_share, cut_share, http_error_share,
+    chat_template (false: chat is a 400), token_ids (false: a 400), api_key: 401 without it
+    metrics             "error": a 500
 """
 
 from __future__ import annotations
@@ -101,8 +97,6 @@ def main() -> None:
     if words[:1] != ["serve"]:
         usage_error("vllm", f"argument subcommand: invalid choice: {words[:1]}")
     if any(w.startswith("--help") or w == "-h" for w in words):
-        if script.get("help_fails"):
-            sys.exit(1)
         print_help(script)
         return
     start_number = count(Path(script["state"]) if "state" in script else None, "starts")
@@ -184,14 +178,10 @@ def say(fault: dict[str, Any]) -> None:
 class Faults:
     """Which faults of a list apply to this start; `times` is counted in the state folder."""
 
-    def __init__(self, script: dict[str, Any], kind: str, options: dict[str, Any]) -> None:
+    def __init__(self, script: dict[str, Any], kind: str) -> None:
         self._kind = kind
         self._state = Path(script["state"]) if "state" in script else None
-        self._faults = [
-            fault
-            for number, fault in enumerate(script.get(kind, ()))
-            if ("with_option" not in fault or fault["with_option"] in options) and self._left(number, fault)
-        ]
+        self._faults = [fault for number, fault in enumerate(script.get(kind, ())) if self._left(number, fault)]
 
     def applying(self, chunk: int) -> list[dict[str, Any]]:
         """Those of an engine that runs this chunk."""
@@ -251,11 +241,11 @@ def serve(model: str, options: dict[str, Any], script: dict[str, Any], start_num
     scale = script.get("time_scale", 1.0)
     log(f"version {script.get('version', '0.32.0')}".rjust(40), where="api_utils.py:347")
     log(f"non-default args: {options}")
-    check_values(options, script)
+    check_values(options)
     if script.get("ignore_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     core = start_core(script.get("core", "none"))
-    faults = Faults(script, "start", options)
+    faults = Faults(script, "start")
     for fault in faults.applying(options.get("max-num-batched-tokens", 8192)):
         faults.play(fault, script)
         time.sleep(fault.get("after_s", 0) * scale)
@@ -268,7 +258,7 @@ def serve(model: str, options: dict[str, Any], script: dict[str, Any], start_num
     if str(options.get("scheduler-cls", "")).endswith(".LiveScheduler"):
         control(engine, script)
     announce(engine, script)
-    load_faults = Faults(script, "load", options)
+    load_faults = Faults(script, "load")
 
     def on_request(number: int) -> bool:
         """True when the engine stalls from this request on."""
@@ -318,7 +308,7 @@ async def run(api: Any, options: dict[str, Any], core: int | None, ignore_term: 
     os._exit(0)
 
 
-def check_values(options: dict[str, Any], script: dict[str, Any]) -> None:
+def check_values(options: dict[str, Any]) -> None:
     """The refusals of vLLM's own configuration."""
     chunk, seqs = options.get("max-num-batched-tokens"), options.get("max-num-seqs")
     length = options.get("max-model-len", 8192)
@@ -326,11 +316,6 @@ def check_values(options: dict[str, Any], script: dict[str, Any]) -> None:
         refuse(f"max_num_batched_tokens ({chunk}) must be greater than or equal to max_num_seqs ({seqs}).")
     if chunk is not None and options.get("enable-chunked-prefill") is False and chunk < length:
         refuse(f"max_num_batched_tokens ({chunk}) is smaller than max_model_len ({length}).")
-    multiple = script.get("block_multiple", 1)
-    if options.get("block-size", multiple) % multiple:
-        print(f"ValueError: No common block size for {options['block-size']} (FAKE: [MultipleOf({multiple})]).")
-        print("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
-        sys.exit(1)
 
 
 def refuse(message: str) -> None:
@@ -342,19 +327,18 @@ def refuse(message: str) -> None:
 
 def announce(engine: Any, script: dict[str, Any]) -> None:
     """What vLLM says while it starts."""
-    if not script.get("log_says_nothing"):
-        if engine.chunked:
-            log(
-                f"Chunked prefill is enabled with max_num_batched_tokens={engine.claimed_chunk}.",
-                where="scheduler.py:307",
-            )
-        config = (
-            f"model='{engine.model}', revision=None, max_seq_len={engine.max_model_len}, "
-            f"tensor_parallel_size={engine.option('tensor-parallel-size', 1)}, "
-            f"enable_prefix_caching={engine.prefix_caching}, enable_chunked_prefill={engine.chunked}"
+    if engine.chunked:
+        log(
+            f"Chunked prefill is enabled with max_num_batched_tokens={engine.claimed_chunk}.",
+            where="scheduler.py:307",
         )
-        version = script.get("version", "0.32.0")
-        log(f"Initializing a V1 LLM engine (v{version}) with config: {config}", "EngineCore", "core.py:133")
+    config = (
+        f"model='{engine.model}', revision=None, max_seq_len={engine.max_model_len}, "
+        f"tensor_parallel_size={engine.option('tensor-parallel-size', 1)}, "
+        f"enable_prefix_caching={engine.prefix_caching}, enable_chunked_prefill={engine.chunked}"
+    )
+    version = script.get("version", "0.32.0")
+    log(f"Initializing a V1 LLM engine (v{version}) with config: {config}", "EngineCore", "core.py:133")
     log("Model loading took 1.25 GiB memory and 0.5 seconds", "Worker", "gpu_model_runner.py:5150")
     log("Available KV cache memory: 4.0 GiB", "Worker", "gpu_worker.py:760")
     log(

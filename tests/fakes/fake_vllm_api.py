@@ -28,8 +28,7 @@ class Engine:
         self.chunked = self.option("enable-chunked-prefill", True) is not False
         self.prefix_caching = self.option("enable-prefix-caching", True) is not False
         self.block_size = int(self.option("block-size", script.get("block_size", 16)))
-        lost = script.get("kv_tokens_lost_per_chunk_token", 0) * self.chunk
-        self.kv_tokens = max(self.block_size, int(script.get("kv_tokens", 200_000) - lost))
+        self.kv_tokens = int(script.get("kv_tokens", 200_000))
         self.served_name = str(self.option("served-model-name", model))
         factors = script.get("ttft_factors", [1.0])
         self._factor = factors[start_number % len(factors)]
@@ -72,7 +71,6 @@ class Engine:
         script = self._script
         self._served += 1
         ms = script.get("ttft_ms_by_chunk", {}).get(str(self.chunk), script.get("ttft_ms", 3.0)) * self._factor
-        ms += (prompt - cached) * script.get("uncached_us_per_token", 0.0) / 1000
         slow = script.get("first_slow")
         if slow and self._served <= slow["requests"]:
             ms += slow["ms"]
@@ -92,8 +90,7 @@ class Engine:
         return float(self._script.get("token_ms", 0.5)) / 1000 * self._script.get("time_scale", 1.0)
 
     def metrics(self) -> str:
-        """A Prometheus page, under the names of the version that the script asks for."""
-        kind = self._script.get("metrics", "new")
+        """A Prometheus page."""
         label = f'{{engine="0",model_name="{self.served_name}"}}'
         lines = []
 
@@ -104,12 +101,8 @@ class Engine:
         def counter(name: str, value: float) -> None:
             family(name, "counter", (f"{name}_total", value), (f"{name}_created", 1.7e9))
 
-        if kind in ("new", "both"):
-            counter("vllm:prefix_cache_queries", self.queries)
-            counter("vllm:prefix_cache_hits", self.hits)
-        if kind in ("old", "both"):
-            counter("vllm:gpu_prefix_cache_queries", self.queries)
-            counter("vllm:gpu_prefix_cache_hits", self.hits)
+        counter("vllm:prefix_cache_queries", self.queries)
+        counter("vllm:prefix_cache_hits", self.hits)
         counter("vllm:prompt_tokens", self.prompt_tokens)
         counter("vllm:num_preemptions", 0)
         counter("vllm:request_success", self.finished)
@@ -201,13 +194,11 @@ class Api:
                 return await reply(writer, 500, "Internal Server Error")
             return await reply(writer, 200, engine.metrics())
         developing = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
-        if path == "/server_info" and developing and not script.get("log_says_nothing"):
+        if path == "/server_info" and developing:
             return await reply(writer, 200, engine.server_info())
-        if path == "/reset_prefix_cache" and developing and script.get("reset_prefix_cache", "true") != "missing":
-            kind = script.get("reset_prefix_cache", "true")
-            if kind == "true":
-                engine.forget()
-            return await reply(writer, 200, "" if kind == "empty" else {"success": kind == "true"})
+        if path == "/reset_prefix_cache" and developing:
+            engine.forget()
+            return await reply(writer, 200, {"success": True})
         if method == "POST" and path in ("/tokenize", "/v1/completions", "/v1/chat/completions"):
             try:
                 asked = json.loads(body)
@@ -253,7 +244,7 @@ class Api:
         self._requests += 1
         self._stalled = self._stalled or self._on_request(number)
         if self._falls_on("http_error_share", number):
-            return await self._refuse(writer, script.get("http_error_status", 500), "a fault on demand")
+            return await self._refuse(writer, 500, "a fault on demand")
         engine.running += 1
         try:
             return await self._reply_tokens(chat, asked, tokens, wanted, number, writer)
@@ -291,7 +282,7 @@ class Api:
         send = EventSender(writer, chat, engine.served_name)
         if self._falls_on("empty_share", number):
             return await send.done()
-        if chat and script.get("role_first", True):
+        if chat:
             await asyncio.sleep(script.get("role_delay_ms_per_1000_chunk", 0) * engine.chunk / 1e6)
             await send.event({"role": "assistant", "content": ""})
         while self._stalled:
@@ -312,7 +303,7 @@ class Api:
             # The first token may be half a UTF-8 character, with no text to show.
             text = "" if at == 0 else " word"
             await send.event({"content": text} if chat else text, "length" if at == wanted - 1 else None)
-        if (asked.get("stream_options") or {}).get("include_usage") and script.get("usage", True):
+        if (asked.get("stream_options") or {}).get("include_usage"):
             await send.raw({"id": "cmpl-0", "object": "chunk", "choices": [], "usage": usage})
         self._done(started_s)
         return await send.done()

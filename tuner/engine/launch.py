@@ -298,11 +298,16 @@ class RunningEngine:
             raise EngineError(self.failed(cause("not_stopped", f"pid {pids}")))
         if self._record is not None:
             self._record.remove()
-        if not await _until(lambda: port_is_free(self.port), _PORT_WAIT_S, self._clock):
+        if not await _until(lambda: port_is_free(self.port), _PORT_WAIT_S, self._clock) and await self._still_serves():
             where = f"port {self.port} still answers, although every process that was started has ended"
             raise EngineError(self.failed(cause("not_stopped", where)))
         if memory_is_back is not None:
             await _until(memory_is_back, _MEMORY_WAIT_S, self._clock)
+
+    async def _still_serves(self) -> bool:
+        """Whether this very engine answers, out of a container or another daemon, and not a stranger on its port."""
+        async with open_client() as client:
+            return await is_ready(client, self.base_url, self.model_id)
 
     def _kill(self) -> None:
         if self._family is not None:

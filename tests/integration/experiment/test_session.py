@@ -166,7 +166,6 @@ async def test_a_role_without_a_token_is_no_first_token(tmp_path: Path) -> None:
         live(STOCK_NAMED, cycles=1),
         overrides=("workload.api=chat",),
         ttft_ms=200,
-        role_first=True,
         role_delay_ms_per_1000_chunk=1,
     )
     (row,) = results.kept()
