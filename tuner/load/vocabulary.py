@@ -27,10 +27,6 @@ class Vocabulary:
     tokens_per_word: float = 1.0
     """Other than 1 only where lengths are estimated."""
 
-    @property
-    def exact(self) -> bool:
-        return bool(self.ids)
-
 
 async def ask_vocabulary(questions: Questions, model: str) -> Vocabulary | None:
     """From `/tokenize`; None where the server has none, or one that says too little."""

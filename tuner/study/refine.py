@@ -41,9 +41,11 @@ class Point:
 def new_chunks(evidence: Evidence, leader: SettingId, family: Sequence[Point], unit: int) -> list[int]:
     """Chunk sizes that are worth measuring next; none when the grid is fine enough everywhere that matters.
 
-    `family` is ordered by chunk size and holds the leader; `unit` is what every chunk size is a multiple of.
+    `family` is ordered by chunk size; `unit` is what every chunk size is a multiple of.
     """
-    at = next(i for i, point in enumerate(family) if point.id == leader)
+    at = next((i for i, point in enumerate(family) if point.id == leader), None)
+    if at is None:
+        return []
     known = {point.chunk for point in family}
     wanted = [*_around(family, at, unit), *_at_limits(evidence, family, unit)]
     return [chunk for chunk in dict.fromkeys(wanted) if chunk not in known]

@@ -51,6 +51,7 @@ class GroupSearch:
     ) -> None:
         """`purposes` are those of the starts that count."""
         self.problem = problem
+        self._most = max(1, problem.max_settings // len(problem.groups))
         self._purposes = purposes
         self.group = group
         self._registry = registry
@@ -95,7 +96,7 @@ class GroupSearch:
     def candidates(self) -> list[Named]:
         """Every setting of the search that may win, stock aside: the list, and what joined it."""
         listed = list(self.group.settings)
-        if len(listed) > self.problem.max_settings:
+        if len(listed) > self._most:
             listed = [listed[round(i * (len(listed) - 1) / (FIRST - 1))] for i in range(FIRST)]
         if self.group.boot:
             listed.insert(0, self.anchor.setting)
@@ -108,7 +109,7 @@ class GroupSearch:
             if key not in seen:
                 seen.add(key)
                 found[key] = self._named(setting)
-        return [named for named in found.values() if named.id not in references][: self.problem.max_settings]
+        return [named for named in found.values() if named.id not in references][: self._most]
 
     @cached_property
     def standings(self) -> dict[SettingId, Standing]:
@@ -145,7 +146,8 @@ class GroupSearch:
         found = []
         for start in self._results.starts:
             asked, took = start.engine_args.get(CHUNK_KNOB), booted_chunk(start)
-            if start.live and isinstance(asked, int) and took is not None and took < asked:
+            mine = start.live and group_of(self.problem, start) == self.group
+            if mine and isinstance(asked, int) and took is not None and took < asked:
                 found.append(took)
         return min(found, default=None)
 
@@ -201,7 +203,7 @@ class GroupSearch:
 
     def further(self) -> Iterator[Named]:
         """Settings that join once the others are through: what a sampler proposes, then refined chunk sizes."""
-        room = self.problem.max_settings - len(self.candidates)
+        room = self._most - len(self.candidates)
         if room <= 0:
             return
         proposed = list(self._proposed(min(BATCH, room - KEPT_FOR_REFINING)))
@@ -209,7 +211,7 @@ class GroupSearch:
 
     def _proposed(self, count: int) -> Iterator[Named]:
         listed = len(self.group.settings)
-        if 0 < listed <= self.problem.max_settings:
+        if 0 < listed <= self._most:
             return
         count = max(count, 0) if self.candidates else FIRST
         yield from (self._named(setting) for setting in self._registry.propose(self.group, count))
