@@ -60,6 +60,8 @@ class Levels:
     p99: float = 0.0
     itl: float = 20.0
     failed: int = 0
+    answered: float | None = None
+    """Share of the requested output tokens that is given."""
     peak_fraction: float | None = None
 
 
@@ -178,6 +180,7 @@ def _measured(levels: Levels, factor: float) -> Measurement:
         itl_ms=Latency(p50=itl / 2, p90=itl / 1.5, p99=itl, mean=itl / 2, n=2000),
         request_throughput=1000 / p90,
         failed_requests=levels.failed,
+        answered_share=levels.answered,
     )
     if levels.peak_fraction is None:
         return measured

@@ -27,6 +27,9 @@ PAUSES_S = (2.0, 8.0)
 HOPELESS = frozenset({"auth", "engine_stalled", "engine_died"})
 """Codes of discarded rounds that another round on the same engine would only meet again."""
 
+REPEATS_ITSELF = frozenset({SWITCH_REFUSED, "answers_differ", "prompts_differ", "queue_grows"})
+"""Codes of discarded rounds that another round on this setting would only show again."""
+
 
 async def run(design: Design, store: Store, open_session: OpenSession, clock: Clock, events: Events) -> Results:
     """Measure what the design asks for, until it is done. What is on disk already counts.
@@ -180,7 +183,7 @@ class _StartUnderWay:
                 self._row(step, result, 0.0)
             if not result.discarded:
                 return None
-            if result.code in HOPELESS or result.code == SWITCH_REFUSED:
+            if result.code in HOPELESS | REPEATS_ITSELF:
                 break
         return result
 

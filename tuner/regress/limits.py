@@ -12,6 +12,8 @@ from tuner.domain.profile import Constraint
 from tuner.regress.verdict import Evidence, MetricVerdict, Rules, Word, judge_metric
 
 FAILED = "failed_requests"
+ANSWERED_SLACK = 0.03
+"""A share of the requested output tokens that is smaller by more than this is less."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,7 @@ def count_failures(
     sides: tuple[str, str],
     other: Word,
 ) -> dict[str, MetricVerdict]:
-    """The verdicts with a row of the failed requests; the side that fails a larger share of them is never better.
+    """The verdicts with a row of the failed requests; the side that fails more of them, or answers less, is not better.
 
     `now` is not `improved` then, but `other`; where `then` fails more, `now` is not `regressed` when `other` is
     `inconclusive`. `sides` names the two in the row.
@@ -96,17 +98,28 @@ def count_failures(
     (failed_then, of_then), (failed_now, of_now) = _failures(then), _failures(now)
     counts = f"{sides[0]} {failed_then} of {of_then} requests, {sides[1]} {failed_now} of {of_now}"
     by_now, by_then = failed_now * of_then > failed_then * of_now, failed_then * of_now > failed_now * of_then
+    answered_then, answered_now = _answered(then), _answered(now)
+    if answered_then is not None and answered_now is not None:
+        by_now |= answered_now < answered_then - ANSWERED_SLACK
+        by_then |= answered_then < answered_now - ANSWERED_SLACK
+        counts += f"; answered {answered_then:.0%} and {answered_now:.0%} of what was asked".replace("%", " %")
     judged = {}
     for name, m in metrics.items():
         too_good = m.verdict == "improved" and by_now
         too_bad = m.verdict == "regressed" and by_then and other == "inconclusive"
         held = too_good or too_bad
-        reason = f"the faster side fails more requests: {counts}"
+        reason = f"the faster side fails more requests or answers less: {counts}"
         judged[name] = dataclasses.replace(m, verdict=other, reason=reason) if held else m
     if of_then and of_now and FAILED not in judged:
         rates = failed_then / sum(map(len, then)), failed_now / sum(map(len, now))
         judged[FAILED] = MetricVerdict(FAILED, False, "ok", *rates, reason=counts)
     return judged
+
+
+def _answered(starts: Sequence[Sequence[Measurement]]) -> float | None:
+    """Mean share of the requested output tokens that was given; None where no round says."""
+    known = [r.answered_share for start in starts for r in start if r.answered_share is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _failures(starts: Sequence[Sequence[Measurement]]) -> tuple[int, int]:

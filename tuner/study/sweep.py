@@ -73,6 +73,8 @@ class Prepared:
     problem: Problem
     not_live: str
     """Why settings cannot be switched within a start; empty when they can."""
+    load: str
+    """What a load that comes from a file amounts to: its rate, lengths and sharing; '' for others."""
     pace: Pace
     """What starts and rounds take, before this study has measured any."""
     took_s: float
@@ -124,9 +126,9 @@ async def prepare(request: SweepRequest, clock: Clock) -> Prepared:
         _refuse_budget(profile, fingerprint.vllm_version)
     chunk = expected_chunk(profile, fingerprint, choice.env.get("CHUNKTUNE_SIM"))
     problem = problem_of(profile, default_chunk=chunk, live=not not_live)
-    await check_before_start(profile, choice)
+    load = await check_before_start(profile, choice)
     pace = history(request.out, profile, fingerprint) or assumed(profile, simulated=choice.simulated)
-    return Prepared(request, fingerprint, problem, not_live, pace, clock.monotonic_s() - began_s)
+    return Prepared(request, fingerprint, problem, not_live, load, pace, clock.monotonic_s() - began_s)
 
 
 def _refuse_budget(profile: Profile, version: str | None) -> None:
@@ -179,6 +181,8 @@ async def _open(record: Record) -> None:
 
 
 def _say_what_is_known(prepared: Prepared, lost: list[Start], results: Results, events: Events) -> None:
+    if prepared.load:
+        events.message(prepared.load, routine=True)
     for start in lost:
         kept = counted(len(results.kept(starts=[start.number])), "round")
         events.message(f"start {start.number}, {start.label}: {start.message}; its {kept} measured until then stay")

@@ -41,7 +41,9 @@ def prepared(
     request = SweepRequest(profile, choice, out, "s", storage_url=storage, live=live)
     fingerprint = Fingerprint(model="m", vllm_version="0.32.0", engine="sim")
     problem = problem_of(profile, default_chunk=8192, live=live)
-    return Prepared(request, fingerprint, problem, "" if live else "--no-live", assumed(profile, simulated=True), 1.0)
+    return Prepared(
+        request, fingerprint, problem, "" if live else "--no-live", "", assumed(profile, simulated=True), 1.0
+    )
 
 
 def engines(*faults: Fault, levels: Levels = LEVELS) -> FakeEngines:

@@ -100,6 +100,19 @@ def test_more_failed_requests_than_stock_are_not_frozen() -> None:
     assert "more of its requests failed" in decision.sentence
 
 
+def test_a_setting_that_answers_less_than_stock_is_not_frozen() -> None:
+    a, b, stock = Levels(60, answered=0.5), Levels(90, answered=1.0), Levels(100, answered=1.0)
+    decision, _, _ = study(problem(A), on(levels(a=a, b=b, stock=stock)))
+    assert decision.verdict == "stock"
+    assert "it answered 50 % of what was asked, less than stock" in decision.sentence
+
+
+def test_a_setting_that_answers_less_does_not_win_where_stock_breaks_a_limit() -> None:
+    asked = problem(A, limits=("itl_ms.p99 <= 50",))
+    a, stock = Levels(60, answered=0.5), Levels(100, itl=90, answered=1.0)
+    assert study(asked, on(levels(a=a, b=stock, stock=stock)))[0].verdict == "none"
+
+
 def test_a_limit_on_a_metric_that_was_not_measured_does_not_hold() -> None:
     asked = problem(A, limits=("prefix_hit_rate >= 0.5",))
     decision, results, _ = study(asked, on(levels(a=Levels(60), b=Levels(1), stock=Levels(100))))
