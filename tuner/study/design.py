@@ -20,6 +20,10 @@ from tuner.study.race import Race
 from tuner.study.search import GroupSearch
 from tuner.study.verdict import decide
 
+MORE_ROUNDS = 0.5
+"""In a final start, cycles beyond the least take at most this share of the time that the start itself takes."""
+MORE_SEARCH = 2.0
+"""After its first stage, the search takes at most so many times as long as the starts of the finals take to start."""
 States = dict[SettingId, tuple[SettingState, str]]
 
 
@@ -249,14 +253,18 @@ class _View:
         starts = [number for search in self.searches for number in search.starts]
         evidence = Evidence(self.problem, self.results, starts, known=self.known)
         wanted = cycles_wanted(self.problem, evidence, [n.id for n in names])
-        if self.problem.time_s is None:
+        cycle_s = len(names) * self._round_s
+        if not cycle_s:
             return wanted
-        spent_s = sum(r.load_s for r in self.results.rounds if r.start == start.number)
-        others = max(0, self._starts_left - 1)
-        left_s = self.problem.time_s - self.results.elapsed_s + spent_s - others * self._start_s
-        # The start with the frozen command takes a share as the others do.
-        affordable = left_s / (others + 1) / (len(names) * self._round_s) if self._round_s else math.inf
-        return max(self.problem.rounds, math.floor(min(wanted, affordable)))
+        least = self.problem.rounds
+        most = least + math.floor(MORE_ROUNDS * self._start_s / cycle_s)
+        if self.problem.time_s is not None:
+            spent_s = sum(r.load_s for r in self.results.rounds if r.start == start.number)
+            others = max(0, self._starts_left - 1)
+            left_s = self.problem.time_s - self.results.elapsed_s + spent_s - others * self._start_s
+            # The start with the frozen command takes a share as the others do.
+            most = min(most, math.floor(left_s / (others + 1) / cycle_s))
+        return max(least, min(wanted, most))
 
     # --- time ---
 
@@ -278,10 +286,29 @@ class _View:
         done = len(completed_finals(self.results)) + any(s.purpose == "literal" for s in self.results.starts)
         return max(0, starts - done)
 
+    def _searched_enough(self) -> bool:
+        """Whether what the search measured after its first stage took as long as it may, against the starts to come."""
+        cycles: dict[int, set[int]] = {}
+        spent_s = 0.0
+        for r in self.results.rounds:
+            if r.start in self._search_starts:
+                seen = cycles.setdefault(r.start, set())
+                seen.add(r.cycle)
+                spent_s += r.load_s if len(seen) > self.problem.rounds else 0.0
+        return spent_s > MORE_SEARCH * STARTS * self._start_s > 0
+
+    @cached_property
+    def _search_starts(self) -> set[int]:
+        return {s.number for s in self.results.starts if s.purpose == "search"}
+
     def _out_of_time(self) -> bool:
         """Whether another cycle of the search would take the time that the finals need."""
+        if not self.results.rounds:
+            return False
+        if self.problem.live and self._searched_enough():
+            return True
         limit = self.problem.time_s
-        if limit is None or not self.results.rounds:
+        if limit is None:
             return False
         each = self._start_s + self._round_s * self.problem.rounds * (5 if self.problem.live else 1)
         last = self.results.rounds[-1]

@@ -36,6 +36,8 @@ REACH = 0.35
 """Of neighbours, on the logarithm of the chunk size."""
 MISFIT = 0.02
 """How far the objective may be from a line through its neighbours, relative."""
+FINALISTS = 2
+"""Settings that the finals tell apart, stock aside."""
 _GROWTH = 1.5
 _STAGES = 6
 _POOLED_DF = 16.0
@@ -62,9 +64,14 @@ class Race:
     """Settings that went through all stages, or are known as well as one start can show."""
 
     def in_question(self, candidates: Collection[SettingId]) -> list[SettingId]:
-        """Which of them the next cycle measures; none when the race is over. The leader runs as long as others do."""
-        alive = [c for c in candidates if c not in self.dropped and c not in self.retired and c != self.leader]
-        if not alive:
+        """Which of them the next cycle measures; none when the race is over: two or fewer meet in the finals anyway.
+
+        The leader runs as long as others do.
+        """
+        known = {*self.dropped, *self.retired}
+        alive = [c for c in candidates if c not in known and c != self.leader]
+        others = len(alive) + (self.leader in candidates)
+        if not alive or (self.leader is not None and others <= FINALISTS):
             return []
         return [c for c in candidates if c in alive or c == self.leader]
 
