@@ -21,7 +21,9 @@ from tuner.study.search import GroupSearch
 from tuner.study.verdict import decide
 
 MORE_ROUNDS = 0.5
-"""In a final start, cycles beyond the least take at most this share of the time that the start itself takes."""
+"""In a final start, cycles beyond the least take at most this share of the time that the start itself takes, or"""
+BUDGET_SHARE = 0.1
+"""this share of the time that the user gave for the sweep."""
 MORE_SEARCH = 2.0
 """After its first stage, the search takes at most so many times as long as the starts of the finals take to start."""
 States = dict[SettingId, tuple[SettingState, str]]
@@ -131,7 +133,8 @@ class _View:
             return None
         for search in self.searches:
             if self.problem.live:
-                settings = [] if self._out_of_time() else search.next_cycle()
+                over = self._out_of_time() or self._searched_enough(search)
+                settings = [] if over else search.next_cycle()
                 if settings:
                     label = ", ".join(["search", *_boot_words(search)])
                     return self._live("search", label, search, settings)
@@ -244,9 +247,9 @@ class _View:
             return mine if cycles < self.problem.rounds else []
         if start.purpose == "search":
             search = next((s for s in self.searches if s.group == group_of(self.problem, start)), None)
-            if search is None or not search.fits(start) or self._out_of_time():
+            if search is None or not search.fits(start):
                 return []
-            return search.next_cycle()
+            return [] if self._out_of_time() or self._searched_enough(search) else search.next_cycle()
         return mine if cycles < self._final_cycles(mine, start) else []
 
     def _final_cycles(self, names: Sequence[Named], start: Start) -> int:
@@ -256,12 +259,12 @@ class _View:
         cycle_s = len(names) * self._round_s
         if not cycle_s:
             return wanted
-        least = self.problem.rounds
-        most = least + math.floor(MORE_ROUNDS * self._start_s / cycle_s)
-        if self.problem.time_s is not None:
+        least, limit_s = self.problem.rounds, self.problem.time_s
+        most = least + math.floor(max(MORE_ROUNDS * self._start_s, BUDGET_SHARE * (limit_s or 0.0)) / cycle_s)
+        if limit_s is not None:
             spent_s = sum(r.load_s for r in self.results.rounds if r.start == start.number)
             others = max(0, self._starts_left - 1)
-            left_s = self.problem.time_s - self.results.elapsed_s + spent_s - others * self._start_s
+            left_s = limit_s - self.results.elapsed_s + spent_s - others * self._start_s
             # The start with the frozen command takes a share as the others do.
             most = min(most, math.floor(left_s / (others + 1) / cycle_s))
         return max(least, min(wanted, most))
@@ -286,27 +289,20 @@ class _View:
         done = len(completed_finals(self.results)) + any(s.purpose == "literal" for s in self.results.starts)
         return max(0, starts - done)
 
-    def _searched_enough(self) -> bool:
-        """Whether what the search measured after its first stage took as long as it may, against the starts to come."""
-        cycles: dict[int, set[int]] = {}
+    def _searched_enough(self, search: GroupSearch) -> bool:
+        """Whether what a group measured after its first stage took as long as it may, against the starts to come."""
+        cycles: dict[int, set[int]] = {start: set() for start in search.starts}
         spent_s = 0.0
         for r in self.results.rounds:
-            if r.start in self._search_starts:
-                seen = cycles.setdefault(r.start, set())
-                seen.add(r.cycle)
-                spent_s += r.load_s if len(seen) > self.problem.rounds else 0.0
+            if r.start in cycles:
+                cycles[r.start].add(r.cycle)
+                spent_s += r.load_s if len(cycles[r.start]) > self.problem.rounds else 0.0
         return spent_s > MORE_SEARCH * STARTS * self._start_s > 0
-
-    @cached_property
-    def _search_starts(self) -> set[int]:
-        return {s.number for s in self.results.starts if s.purpose == "search"}
 
     def _out_of_time(self) -> bool:
         """Whether another cycle of the search would take the time that the finals need."""
         if not self.results.rounds:
             return False
-        if self.problem.live and self._searched_enough():
-            return True
         limit = self.problem.time_s
         if limit is None:
             return False

@@ -366,6 +366,19 @@ def test_the_search_leaves_the_finals_their_time() -> None:
     assert results.elapsed_s < 3600 + 600
 
 
+def test_the_search_takes_no_longer_than_starts_are_worth() -> None:
+    listed = [chunk(128 * i) for i in range(4, 16)]
+    rounds = {}
+    for start_s in (5.0, 500.0):
+        engines = Engines(lambda s: Levels(100.0), round_sd=0.1, round_s=5.0, start_s=start_s)
+        _, results, _ = ran(problem(*listed), engines)
+        rounds[start_s] = Counter(s.purpose for r in results.rounds for s in results.starts if s.number == r.start)
+    assert rounds[5.0]["search"] <= 4 * 13
+    assert rounds[500.0]["search"] > 2 * rounds[5.0]["search"]
+    assert rounds[5.0]["final"] == 3 * 3 * 3
+    assert rounds[500.0]["final"] >= rounds[5.0]["final"]
+
+
 def test_groups_have_a_search_start_each_and_meet_by_their_levels() -> None:
     seqs = {"max_num_seqs": 64}
     groups = (Group({}, LIST), Group(seqs, tuple(chunk(s.chunk or 0, **seqs) for s in LIST)))
