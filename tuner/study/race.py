@@ -41,7 +41,7 @@ FINALISTS = 2
 _GROWTH = 1.5
 _STAGES = 6
 _POOLED_DF = 16.0
-"""Weight of the variance of all tested settings beside that of the setting itself."""
+"""Most weight of the variance of all tested settings beside that of the setting itself."""
 
 
 def stages(rounds: int) -> list[int]:
@@ -279,8 +279,10 @@ def lower_bounds(table: Matrix, columns: list[int], other: int, miss: float) -> 
     means, n = np.nanmean(kept, axis=0), counts[enough]
     squares = np.nansum((kept - means) ** 2, axis=0)
     pooled = squares.sum() / (n - 1).sum()
-    df = _POOLED_DF + n - 1
-    variance = (_POOLED_DF * pooled + squares) / df
+    # No more weight than there are degrees of freedom in the others.
+    weight = np.minimum(_POOLED_DF, (n - 1).sum() - (n - 1))
+    df = weight + n - 1
+    variance = (weight * pooled + squares) / df
     errors = np.sqrt(variance / n)
     mean, error, low = (np.full(len(columns), v) for v in (np.nan, np.inf, -np.inf))
     mean[enough], error[enough] = means, errors

@@ -125,7 +125,7 @@ async def prepare(request: SweepRequest, clock: Clock) -> Prepared:
     if fingerprint.engine == "vllm":
         _refuse_budget(profile, fingerprint.vllm_version)
     chunk = expected_chunk(profile, fingerprint, choice.env.get("CHUNKTUNE_SIM"))
-    problem = problem_of(profile, default_chunk=chunk, live=not not_live)
+    problem = replace(problem_of(profile, default_chunk=chunk, live=not not_live), seed=request.seed)
     load = await check_before_start(profile, choice)
     pace = history(request.out, profile, fingerprint) or assumed(profile, simulated=choice.simulated)
     return Prepared(request, fingerprint, problem, not_live, load, pace, clock.monotonic_s() - began_s)
