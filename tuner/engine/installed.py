@@ -6,6 +6,7 @@ import asyncio
 import difflib
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from tuner.clock import SYSTEM_CLOCK, Clock
+from tuner.domain.experiment import Diagnosis
 from tuner.domain.setting import Scalar
 from tuner.engine.argv import option_name
 from tuner.engine.diagnosis import cause, diagnose
@@ -64,13 +66,22 @@ async def inspect_installed(
         ask([*launcher, "--version"], env, clock), ask([*launcher, "serve", "--help=all"], env, clock)
     )
     if version.code not in (0, 2) and help_text.code != 0:
-        raise EngineError(diagnose(help_text.output.splitlines(), help_text.code, phase="start"))
+        raise EngineError(_broken([*launcher, "serve", "--help=all"], help_text))
     found = InstalledEngine(
         version=parse_version(version.output) if version.code == 0 else None,
         options=parse_options(help_text.output) if help_text.code == 0 else frozenset(),
     )
     _known[launcher] = found
     return found
+
+
+def _broken(command: Sequence[str], answer: Answer) -> Diagnosis:
+    """Why the command failed; where nothing is known, which one it was."""
+    found = diagnose(answer.output.splitlines(), answer.code, phase="start")
+    if found.code != "unknown":
+        return found
+    hint = "Run it by hand, and correct --vllm or the installation."
+    return found.model_copy(update={"message": f"`{shlex.join(command)}` failed: {found.message}", "hint": hint})
 
 
 def parse_version(output: str) -> str | None:

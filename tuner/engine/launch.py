@@ -346,7 +346,7 @@ def _live_folder(spec: LaunchSpec) -> Path | None:
         return None
     spec.record_dir.mkdir(parents=True, exist_ok=True)
     try:
-        return make_folder(spec.record_dir.resolve() / f"live-{secrets.token_hex(4)}")
+        return make_folder(spec.record_dir.resolve() / f"live-{os.getpid()}-{secrets.token_hex(4)}")
     except (MessageError, OSError) as error:
         raise UsageError(str(error), "Choose another folder with --out DIR, or use --no-live.") from None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -57,7 +58,16 @@ async def end_leftovers(record_dir: Path, clock: Clock = SYSTEM_CLOCK) -> list[s
                 continue
             said += await _end(found, clock)
         found.remove()
+    _remove_live_folders(record_dir)
     return said
+
+
+def _remove_live_folders(record_dir: Path) -> None:
+    """Folders of live control whose tuner is gone; its pid is in the name."""
+    for folder in record_dir.glob("live-*-*"):
+        owner = folder.name.split("-")[1]
+        if owner.isdecimal() and identify(int(owner)) is None:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _records(record_dir: Path) -> list[Path]:

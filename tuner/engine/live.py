@@ -117,7 +117,10 @@ class LiveControl:
 
     async def _ask(self, op: Op, values: Mapping[str, Any] | None = None, lease_s: float = 0.0) -> list[Report]:
         command = Command(secrets.token_hex(8), op, dict(values or {}), lease_s)
-        write_command(self._folder, command)
+        try:
+            write_command(self._folder, command)
+        except OSError as error:
+            raise EngineError(cause("live_lost", f"a command cannot be written: {error.strerror}")) from None
         return [await self._answer(engine, command.nonce) for engine in range(self._engines)]
 
     async def _answer(self, engine: int, nonce: str) -> Report:
@@ -129,8 +132,10 @@ class LiveControl:
                 report = read_report(self._folder, engine)
             except MessageError as error:
                 raise EngineError(cause("live_lost", str(error))) from None
-            # Without a nonce: it could not read the command, and says why.
-            if report is not None and report.nonce in (nonce, ""):
+            if report is not None and report.nonce == "":
+                # It could not read the command, whatever is in it.
+                raise EngineError(cause("live_lost", report.reason))
+            if report is not None and report.nonce == nonce:
                 return report
             if self._clock.monotonic_s() >= deadline_s:
                 which = f"engine {engine} of {self._engines}" if self._engines > 1 else "the engine"

@@ -110,7 +110,12 @@ class Store:
         folder = self.start_dir(start)
         requests = [_record_json(r, observation.started_s) for r in observation.records]
         write_whole(folder / f"round-{round_number}.requests.jsonl.gz", _lines_gz(requests))
-        head = {"source": timeline.source, "total_bytes": timeline.total_bytes, "reason": timeline.reason}
+        head = {
+            "source": timeline.source,
+            "total_bytes": timeline.total_bytes,
+            "reason": timeline.reason,
+            "asked_in_flight": observation.client.asked_in_flight,
+        }
         samples = [dataclasses.asdict(s) | {"at_s": round(s.at_s - observation.started_s, 4)} for s in timeline.samples]
         write_whole(folder / f"round-{round_number}.telemetry.jsonl.gz", _lines_gz([head, *samples]))
 
@@ -160,11 +165,20 @@ class Store:
         ends = [r.finished_s for r in measured if r.finished_s is not None]
         return RoundObservation(
             records=records,
-            client=ClientStats(None, 0, None, None, limited=False),
+            client=ClientStats(None, 0, self._asked_in_flight(start, round_number), None, limited=False),
             started_s=0.0,
             measured_from_s=min((r.sent_s for r in measured), default=0.0),
             measured_to_s=max(ends, default=0.0),
         )
+
+    def _asked_in_flight(self, start: int, round_number: int) -> int | None:
+        """The closed loop's concurrency; None for an open loop, and where the round's samples are gone."""
+        try:
+            head = _read_lines_gz(self.start_dir(start) / f"round-{round_number}.telemetry.jsonl.gz")[0]
+        except (FileFormatError, IndexError):
+            return None
+        asked = head.get("asked_in_flight")
+        return asked if isinstance(asked, int) else None
 
     def read_telemetry(self, start: int, round_number: int) -> MemoryTimeline:
         """The memory samples of one round; times are seconds since the round began."""

@@ -168,6 +168,21 @@ def over_starts(
     return Estimate(value, math.sqrt(sum(parts)), sum(parts) ** 2 / spread if spread else between.df)
 
 
+def level_interval(values_by_start: Sequence[Matrix], median: float) -> Interval | None:
+    """The 95 % interval of a metric's level over starts, in its own unit; it holds `median`. None without a value."""
+    groups = [group[np.isfinite(group)] for group in values_by_start]
+    values = np.concatenate(groups) if groups else np.array([])
+    if not values.size:
+        return None
+    scale = Scale.of(values)
+    shift = 1.0 if scale.log else abs(float(scale.to(values).mean()))
+    level = over_starts([scale.to(group) for group in groups], START_SD * shift)
+    if level is None:
+        return None
+    low, high = (scale.back(v) for v in level.interval())
+    return min(low, median), max(high, median)
+
+
 def difference(one: Estimate, other: Estimate) -> Estimate:
     """One minus other, measured apart from each other (Welch)."""
     a, b = one.se**2, other.se**2

@@ -74,12 +74,10 @@ class Summary:
 def summarize(
     rounds: Sequence[Measurement],
     observations: Sequence[RoundObservation] = (),
-    starts: Sequence[int] | None = None,
 ) -> Summary:
     """Median, pool, intervals and warnings of rounds that count.
 
-    `observations` runs parallel to `rounds`, or is empty. `starts` gives the number of each round's engine start:
-    with several, intervals hold the spread between starts. ValueError for no rounds: there is no median of nothing.
+    `observations` runs parallel to `rounds`, or is empty. ValueError for no rounds: there is no median of nothing.
     """
     if not rounds:
         raise ValueError("no rounds to summarize")
@@ -89,9 +87,7 @@ def summarize(
     pooled = _pool(requests) if requests else {}
     warnings = _warnings(rounds, requests, pooled)
     median = median_over(rounds)
-    return Summary(
-        median.model_copy(update={"warnings": warnings}), pooled, _intervals(rounds, requests, starts), warnings
-    )
+    return Summary(median.model_copy(update={"warnings": warnings}), pooled, _intervals(rounds, requests), warnings)
 
 
 def _pool(requests: Sequence[Samples]) -> dict[str, Latency]:
@@ -185,12 +181,12 @@ def _worst_client(clients: Sequence[Client]) -> Client:
     )
 
 
-def _intervals(rounds: Sequence[Measurement], requests: Sequence[Samples] | None, starts: Sequence[int] | None) -> Ci95:
+def _intervals(rounds: Sequence[Measurement], requests: Sequence[Samples] | None) -> Ci95:
     paths = [p for p in metric_names() if not p.endswith(".n") and p not in _WHOLE]
     paths += [
         f"groups.{name}.{stat}" for name in sorted({g for r in rounds for g in r.groups}) for stat in ("p50", "p90")
     ]
-    found = {path: metric_interval(round_values(rounds, path, requests, starts), path) for path in paths}
+    found = {path: metric_interval(round_values(rounds, path, requests), path) for path in paths}
     return {path: bounds for path, bounds in found.items() if bounds is not None}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import mean
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from tuner.domain.experiment import STOCK_ID, Purpose, Results, Round, SettingId, SettingState, Start
 from tuner.experiment.design import Named, StartPlan, Step, StudyStopped
+from tuner.freeze.document import frozen_args
 from tuner.study.estimate import Evidence, Known
 from tuner.study.finals import MOST_CYCLES, STARTS, challengers, completed_finals, cycles_wanted, still_in_question
 from tuner.study.ledger import MOST_REPEATS, explained, given_up, group_of, read_failures
@@ -24,7 +25,7 @@ MORE_ROUNDS = 0.5
 """In a final start, cycles beyond the least take at most this share of the time that the start itself takes, or"""
 BUDGET_SHARE = 0.1
 """this share of the time that the user gave for the sweep."""
-MORE_SEARCH = 2.0
+MORE_SEARCH = 3.0
 """After its first stage, the search takes at most so many times as long as the starts of the finals take to start."""
 States = dict[SettingId, tuple[SettingState, str]]
 
@@ -235,7 +236,9 @@ class _View:
         done = [s for s in self.results.starts if s.purpose == "literal" and name in s.settings]
         if any(s.state == "completed" for s in done):
             return None
-        return self._single("literal", "literal", Named(name, setting))
+        final = completed_finals(self.results)[0]
+        plan = self._single("literal", "literal", Named(name, setting))
+        return replace(plan, engine_args=frozen_args(setting, self.problem.base_args, final))
 
     # --- cycles ---
 

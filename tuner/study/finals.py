@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 from tuner.domain.experiment import STOCK_ID, Results, SettingId, Start
 from tuner.experiment.design import Named
 from tuner.study.estimate import Evidence, rank
 from tuner.study.problem import Problem
-from tuner.study.race import Standing
+from tuner.study.race import ZONE, Standing
 from tuner.study.search import GroupSearch
 
 STARTS = 3
@@ -21,10 +22,9 @@ ROUNDS_ERROR = 0.01
 small; of a gain that the search shows as large, a sixth."""
 CHOICE_ERROR = 0.02
 """The same for the contrasts among the settings that may be frozen."""
-PICKED = (0.85, 0.5, 0.95, 0.98)
-"""The best setting that meets every limit with each of these probabilities goes to the finals. A little below the
-targets of the refinement, which the settings refined for them meet only about; the last is the fallback in case that
-no other passes."""
+BANDS = (1.01, 0.98, 0.95, 0.85, 0.6, 0.4)
+"""Probabilities of meeting every limit, from sure to likely. A little below the targets of the refinement, which the
+settings refined for them meet only about."""
 POSSIBLE = 0.1
 """A setting, or a group, that is the best with a smaller probability is left out."""
 
@@ -38,24 +38,26 @@ def completed_finals(results: Results) -> list[Start]:
 def challengers(search: GroupSearch) -> list[Named]:
     """The settings of a group that go to the finals beside stock, best first; none when none may meet the limits.
 
-    The best of those that meet every limit with the target probability, and the runner-up. Where a limit binds, the
-    runner-up is the best at another probability, lower and higher: the level of one start is uncertain by as much as
-    starts differ, and after the finals one of them should be the best that passes. A setting with a reuse budget
-    brings its counterpart without one along, where that was measured.
+    Where no limit binds: the best and the runner-up. Where one does: the best of each of `BANDS`, unless a safer one
+    is clearly better, since the level of one start is uncertain by as much as starts differ, and after the finals
+    one of them should be the best that passes. A setting with a reuse budget brings its counterpart without one
+    along, where that was measured.
     """
     named = {n.id: n for n in search.candidates if n.id not in search.out}
-    found = [s for s in search.standings.values() if s.id in named]
-    order = [s for s in _by_cost(found) if s.p >= POSSIBLE]
-    if not order:
-        return []
-    picked = [next((s.id for s in order if s.p >= least), None) for least in PICKED]
-    chosen = [name for name in picked if name is not None] or [max(order, key=lambda s: s.p).id]
-    chosen += [
-        n.id for n in named.values() if _is_plain_twin(search, n, named[chosen[0]]) and n.id in search.evidence.ids
-    ]
-    if len(set(chosen)) < 2:
-        chosen += [s.id for s in order if s.p >= min(PICKED) and s.id not in chosen][:1]
-    return [named[name] for name in dict.fromkeys(chosen)]
+    order = _by_cost([s for s in search.standings.values() if s.id in named and s.p >= POSSIBLE])
+    chosen: list[Standing] = []
+    for low, high in pairwise([*BANDS, 0.0]):
+        best = next((s for s in order if high <= s.p < low), None)
+        if best is not None and all(best.costs[0] < s.costs[0] + ZONE for s in chosen):
+            # What may not meet the limits at all goes only where nothing else does.
+            chosen += [best] if high or not chosen else []
+    chosen.sort(key=order.index)
+    names = [s.id for s in chosen]
+    names += [n.id for n in named.values() if names and _is_plain_twin(search, n, named[names[0]])]
+    names = [name for name in dict.fromkeys(names) if name in search.evidence.ids]
+    if len(names) == 1:
+        names += [s.id for s in order if s.p >= BANDS[-1] and s.id not in names][:1]
+    return [named[name] for name in names]
 
 
 def _by_cost(found: Sequence[Standing]) -> list[Standing]:

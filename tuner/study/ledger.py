@@ -81,7 +81,7 @@ def _discarded(results: Results) -> Out:
     last = {(r.start, r.cycle, r.setting): r for r in results.rounds if not r.kept}
     lost = Counter(row.setting for row in last.values())
     for row in last.values():
-        if row.code == SWITCH_REFUSED:
+        if row.code == SWITCH_REFUSED and row.setting not in kept:
             out[row.setting] = ("infeasible", SWITCH_REFUSED)
         elif row.setting not in kept and lost[row.setting] >= GIVEN_UP:
             out.setdefault(row.setting, ("failed", row.code or "unknown"))

@@ -28,13 +28,14 @@ SLACK = 0.015
 PRECISE = 0.75 * SETTING_START_SD
 """Standard error of a difference below which more cycles of the same start tell nothing about other starts."""
 MISS = 0.20
+"""Probability, over all settings and stages together, that a bound is wrong."""
 UNLIKELY = 0.10
 """A setting that meets a limit with a smaller probability goes."""
 LIKELY = 0.5
 """The leader meets every limit with at least this probability, where some setting does."""
-REACH = 0.35
+REACH = 0.5
 """Of neighbours, on the logarithm of the chunk size."""
-MISFIT = 0.02
+MISFIT = 0.015
 """How far the objective may be from a line through its neighbours, relative."""
 FINALISTS = 2
 """Settings that the finals tell apart, stock aside."""
@@ -62,6 +63,8 @@ class Race:
     """Settings that are measured no more, with the sentence that says by what."""
     retired: set[SettingId] = field(default_factory=set)
     """Settings that went through all stages, or are known as well as one start can show."""
+    judged: set[SettingId] = field(default_factory=set)
+    """Settings that went through a stage."""
 
     def in_question(self, candidates: Collection[SettingId]) -> list[SettingId]:
         """Which of them the next cycle measures; none when the race is over: two or fewer meet in the finals anyway.
@@ -70,8 +73,8 @@ class Race:
         """
         known = {*self.dropped, *self.retired}
         alive = [c for c in candidates if c not in known and c != self.leader]
-        others = len(alive) + (self.leader in candidates)
-        if not alive or (self.leader is not None and others <= FINALISTS):
+        left = len(alive) + (self.leader in candidates)
+        if not alive or (left <= FINALISTS and self.judged.issuperset(alive)):
             return []
         return [c for c in candidates if c in alive or c == self.leader]
 
@@ -93,6 +96,7 @@ def run_race(
         due = [c for c in alive if present[c] and counts[c] in ladder]
         if due:
             state.judge(row + 1, due, alive)
+            state.race.judged |= {panel.ids[c] for c in due}
             state.race.retired |= {panel.ids[c] for c in due if counts[c] >= ladder[-1]}
     return state.race
 

@@ -296,6 +296,7 @@ class Record:
     def _shadow(self, group: Group, live: SearchSpace, seed: int) -> optuna.Study:
         """A study in memory of what is known of the group, over the order of each knob's values."""
         sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=_STARTUP)
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         study = optuna.create_study(sampler=sampler, directions=self._problem.objective.directions)
         orders = _orders(live)
         for entry in self._entries:

@@ -16,7 +16,7 @@ SMALL = 512
 """Below this chunk size the grid is the chunk unit itself."""
 NEAR = 1.25
 """Chunk sizes whose ratio is at most this are close enough: the best is not looked for between them."""
-TARGETS = (0.55, 0.9, 0.97, 0.99)
+TARGETS = (0.5, 0.7, 0.9, 0.97, 0.99)
 """Probabilities of meeting a limit for which a chunk size is looked for. One start leaves the level uncertain by as
 much as starts differ, so the finals need settings on both sides of the one that should just pass."""
 WORTH = 0.10

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from json import JSONDecodeError
 from pathlib import Path
 from typing import TypeVar
 
@@ -92,6 +93,9 @@ def opened(address: StorageAddress) -> Iterator[optuna.storages.BaseStorage]:
         said = _short(error, address)
         missing = "unable to open database file" in said
         raise StorageAway(f"the Optuna storage {address} cannot be used now ({said})", missing=missing) from None
+    except JSONDecodeError:
+        where = address.journal if address.url is None else address
+        raise FileFormatError(f"{where} is damaged", "Delete it: it is written anew from rounds.jsonl.") from None
     except RuntimeError as error:
         # What Optuna says when its lock file was taken away, together with the study's folder for example.
         if "did not possess lock" not in str(error):

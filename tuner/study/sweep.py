@@ -23,7 +23,7 @@ from tuner.domain.units import counted
 from tuner.engine.diagnosis import cause
 from tuner.engine.leftovers import end_leftovers
 from tuner.engine.policy import stopped_by
-from tuner.errors import EngineError, NoVerdict, UsageError
+from tuner.errors import EngineError, NoVerdict, ProfileError, UsageError
 from tuner.experiment.checks import check_before_start
 from tuner.experiment.choice import EngineChoice
 from tuner.experiment.design import StartPlan, StudyStopped
@@ -35,12 +35,13 @@ from tuner.experiment.store import Store
 from tuner.files import renew_json, write_json
 from tuner.freeze import evidence_of, freeze_setting
 from tuner.scheduler.handles import supports_budget, supports_live
+from tuner.space.search_space import search_space
 from tuner.study.design import SweepDesign
 from tuner.study.expected import Pace, assumed, history
 from tuner.study.opening import check_continuable, exclusive, open_or_create, study_path
 from tuner.study.problem import Problem
 from tuner.study.record import Record
-from tuner.study.settings import expected_chunk, problem_of
+from tuner.study.settings import LISTED, expected_chunk, problem_of
 from tuner.study.storage import RETRY_FOR_S, StorageAddress, StorageAway, given_up
 from tuner.study.summary import build_summary
 from tuner.study.verdict import Decision, decide
@@ -126,9 +127,24 @@ async def prepare(request: SweepRequest, clock: Clock) -> Prepared:
         _refuse_budget(profile, fingerprint.vllm_version)
     chunk = expected_chunk(profile, fingerprint, choice.env.get("CHUNKTUNE_SIM"))
     problem = replace(problem_of(profile, default_chunk=chunk, live=not not_live), seed=request.seed)
+    _refuse_empty(problem, profile)
     load = await check_before_start(profile, choice)
     pace = history(request.out, profile, fingerprint) or assumed(profile, simulated=choice.simulated)
     return Prepared(request, fingerprint, problem, not_live, load, pace, clock.monotonic_s() - began_s)
+
+
+def _refuse_empty(problem: Problem, profile: Profile) -> None:
+    """ProfileError where the space holds nothing that differs from stock and can be started."""
+    proposed = search_space(profile).size > LISTED
+    if proposed or any(g.settings for g in problem.groups) or len(problem.groups) > 1:
+        return
+    if problem.infeasible:
+        setting, _, sentence = problem.infeasible[0]
+        raise ProfileError(
+            f"space: no setting of it can be measured; {setting.label}: {sentence}",
+            "Change the values in the space, or the option that the message names.",
+        )
+    raise ProfileError("space: every setting of it is what stock runs anyway", "Give it other values to measure.")
 
 
 def _refuse_budget(profile: Profile, version: str | None) -> None:
@@ -346,4 +362,5 @@ class _Sweep:
 
 
 def _diagnosis(start: Start) -> Diagnosis:
-    return Diagnosis(code=start.cause or "unknown", message=start.message or "", hint=start.hint or "")
+    message = start.message or "no round that counts was measured, or rounds.jsonl is gone"
+    return Diagnosis(code=start.cause or "unknown", message=message, hint=start.hint or "Start over with --fresh.")

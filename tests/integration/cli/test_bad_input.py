@@ -25,6 +25,8 @@ BAD_SWEEPS = {
     "no such profile": (["nonesuch", *SIM], "nonesuch"),
     "unknown key": (["tiny.yaml", *SIM, "--set", "enginee=1"], "did you mean 'engine'"),
     "unaligned chunk": (["tiny.yaml", *SIM, "--set", "space.max_num_batched_tokens=[100]"], "96"),
+    "nothing can start": (["tiny.yaml", *SIM, "--set", "engine.args.max_num_seqs=512"], "no setting of it can be"),
+    "nothing differs": (["tiny.yaml", *SIM, "--set", "space.max_num_batched_tokens=[8192]"], "is what stock runs"),
     "impossible pair": (["tiny.yaml", *SIM, "--set", "engine.args.max_num_batched_tokens=8"], "max_num_seqs"),
     "unknown knob": (["tiny.yaml", *SIM, "--set", "space.max_num_batched_token=[64]"], "token"),
     "our option": (["tiny.yaml", *SIM, "--set", "space.port=[8000]"], "port"),

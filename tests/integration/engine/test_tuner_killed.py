@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -106,6 +107,17 @@ async def test_a_process_that_got_the_pid_later_is_not_touched(tmp_path: Path, c
             assert not path.exists()
         finally:
             stranger.kill()
+
+
+async def test_folders_of_live_control_go_with_their_tuner(tmp_path: Path) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    mine, theirs = tmp_path / f"live-{os.getpid()}-aa", tmp_path / f"live-{gone.pid}-bb"
+    mine.mkdir()
+    theirs.mkdir()
+    await end_leftovers(tmp_path)
+    assert mine.is_dir()
+    assert not theirs.exists()
 
 
 async def test_a_damaged_record_is_said_and_left(tmp_path: Path) -> None:

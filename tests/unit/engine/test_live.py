@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,10 +134,18 @@ async def test_an_engine_that_never_becomes_idle_is_lost_and_runs_what_it_ran(tm
     assert server.running() == [8192]
 
 
-async def test_a_command_that_the_engine_cannot_trust_is_refused_with_its_reason(tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_written_loses_the_engine_not_the_setting(tmp_path: Path) -> None:
+    server = Server(tmp_path / "live")
+    shutil.rmtree(server.folder)
+    with pytest.raises(EngineError, match="cannot be written") as caught:
+        await server.control.apply(CHUNK, 60.0)
+    assert caught.value.diagnosis.code == "live_lost"
+
+
+async def test_a_command_that_the_engine_cannot_trust_loses_the_engine_not_the_setting(tmp_path: Path) -> None:
     server = Server(tmp_path / "live")
     server.on_probe = lambda: (server.folder / "command.json").chmod(0o666)
-    with pytest.raises(SwitchRefused, match="lets others in"):
+    with pytest.raises(EngineError, match="lets others in"):
         await server.control.apply(CHUNK, 60.0)
     with pytest.raises(EngineError, match="lets others in"):
         await server.control.report()

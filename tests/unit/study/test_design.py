@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from itertools import count
 
 import pytest
 
@@ -324,6 +325,13 @@ def test_a_fatal_cause_stops_at_once() -> None:
     with pytest.raises(StudyStopped):
         ran(problem(*LIST), engines)
     assert len(engines.plans) == 1
+
+
+def test_a_setting_that_was_measured_is_not_infeasible_for_one_refusal() -> None:
+    asked, seen = problem(*LIST), count()
+    engines = Engines(by_chunk, discards=lambda s: "switch_refused" if s.chunk == 512 and next(seen) == 1 else None)
+    design, results, numbers = ran(asked, engines)
+    assert design.states(results)[numbers.id_of(chunk(512))][0] in ("measured", "eliminated")
 
 
 def test_a_setting_that_the_engine_refuses_is_infeasible() -> None:

@@ -86,6 +86,17 @@ def test_two_settings_are_left_to_the_finals() -> None:
     assert found.in_question([0, 1, 2]) == []
 
 
+def test_a_setting_that_joined_late_runs_to_its_first_stage() -> None:
+    levels: dict[SettingId, float] = {0: 80, 1: 200, 2: 81, STOCK_ID: 110}
+    value = noisy(levels, 0.02)
+    early = rounds(3, value, (0, 1, STOCK_ID))
+    for cycles, question in ((1, [0, 2]), (2, [0, 2]), (3, [])):
+        late = rounds(cycles, value, (0, 2, STOCK_ID))
+        joined = [r.model_copy(update={"cycle": r.cycle + 3, "round": r.round + 100}) for r in late.rounds]
+        found = race(problem(), Results(rounds=[*early.rounds, *joined]))
+        assert found.in_question([0, 1, 2]) == question
+
+
 def test_the_end_of_the_stages_retires_what_is_left() -> None:
     found = race(problem(), rounds(60, noisy({0: 80, 1: 80, 2: 80, STOCK_ID: 100}, 0.4)))
     assert found.in_question([0, 1, 2]) == []

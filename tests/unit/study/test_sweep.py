@@ -15,7 +15,7 @@ from tests.fakes.profiles import SMALL
 from tests.fakes.sessions import FakeEngines, Fault, Levels, by_chunk
 from tuner.clock import FakeClock
 from tuner.domain.experiment import Fingerprint
-from tuner.errors import EngineError, NoVerdict, UsageError
+from tuner.errors import EngineError, FileFormatError, NoVerdict, UsageError
 from tuner.experiment.choice import EngineChoice
 from tuner.experiment.events import Events, Silent
 from tuner.experiment.store import Store
@@ -160,6 +160,21 @@ async def test_an_objective_that_cannot_be_measured_ends_the_sweep_at_once(tmp_p
     assert isinstance(result.error, NoVerdict)
     assert "goodput" in result.error.message
     assert count(machine, "round") == 1
+
+
+async def test_a_journal_of_somebody_elses_is_named_and_rounds_that_are_gone_too(tmp_path: Path) -> None:
+    await swept(prepared(tmp_path), engines())
+    journal = tmp_path / "s/journal.log"
+    kept = journal.read_bytes()
+    journal.write_text("xx\n")
+    with pytest.raises(FileFormatError, match=r"journal\.log is damaged") as caught:
+        await swept(prepared(tmp_path), engines())
+    assert "written anew" in caught.value.hint
+    journal.write_bytes(kept)
+    (tmp_path / "s/rounds.jsonl").unlink()
+    result = await swept(prepared(tmp_path), engines())
+    assert isinstance(result.error, EngineError)
+    assert "rounds.jsonl is gone" in result.error.message
 
 
 async def test_a_storage_that_vanishes_loses_nothing(tmp_path: Path) -> None:
