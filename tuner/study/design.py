@@ -98,6 +98,10 @@ class SweepDesign:
             self._order = key, [settings[i] for i in random.permutation(len(settings))]
         return self._order[1]
 
+    def left_s(self, results: Results) -> float | None:
+        """What is left of the time budget; None without one."""
+        return None if self._problem.time_s is None else self._problem.time_s - results.elapsed_s
+
     def states(self, results: Results) -> States:
         """State of every setting that was measured or refused, and why.
 

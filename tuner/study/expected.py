@@ -53,13 +53,16 @@ class Expected:
     sentence: str
 
 
-def expect(outlook: Outlook, pace: Pace) -> Expected:
-    """The time of what is still to come, with its range."""
+def expect(outlook: Outlook, pace: Pace, left_s: float | None = None) -> Expected:
+    """The time of what is still to come, with its range. `left_s` is what is left of a budget, kept within a start."""
     if not outlook.starts:
         return Expected(0, 0.0, 0.0, 0.0, "nothing is left to measure")
     seconds = _seconds(outlook.starts, outlook.rounds, outlook, pace)
     low_s = _seconds(outlook.least_starts, outlook.least_rounds, outlook, pace) / pace.range
     high_s = _seconds(outlook.most_starts, outlook.most_rounds, outlook, pace) * pace.range
+    if left_s is not None:
+        most_s = max(left_s, 0.0) + pace.start_s
+        low_s, seconds, high_s = (min(value, most_s) for value in (low_s, seconds, high_s))
     few, many = outlook.least_starts, outlook.most_starts
     starts = counted(outlook.starts, "engine start") + (f" ({few} to {many})" if few != many else "")
     settings = f", {counted(outlook.settings, 'setting')}" if outlook.settings else ""

@@ -56,7 +56,7 @@ def preview(prepared: Prepared, clock: Clock) -> Preview:
     design = SweepDesign(problem, record)
     plans = list(_plans(problem, record, design, results))
     pace = measured(results, "as measured so far") or prepared.pace
-    expected = expect(design.outlook(results), pace)
+    expected = expect(design.outlook(results), pace, design.left_s(results))
     return Preview(
         first_line=prepared.first_line,
         starts=[_planned(prepared, plan, store) for plan in plans],

@@ -92,10 +92,10 @@ class Prepared:
         if not self.not_live:
             return said
         settings = 1 + len(self.problem.references) + sum(len(g.settings) for g in self.problem.groups)
-        groups = len(self.problem.groups)
+        starts = counted(min(settings, self.problem.max_settings), "start")
         return (
             f"{said}; settings cannot be switched within an engine start ({self.not_live}): the search makes about "
-            f"{min(settings, self.problem.max_settings)} starts in place of {groups}"
+            f"{starts} in place of {len(self.problem.groups)}, the finals three of each setting in place of three"
         )
 
     @property

@@ -73,7 +73,8 @@ class Watcher:
     def tell_expected(self) -> None:
         """What the whole run takes, what is over included."""
         self.results.elapsed_s = self.elapsed_s
-        found = expect(self._design.outlook(self.results), measured(self.results, "as measured so far") or self._pace)
+        pace = measured(self.results, "as measured so far") or self._pace
+        found = expect(self._design.outlook(self.results), pace, self._design.left_s(self.results))
         made = len(self.results.starts) - self._starts_before
         if found.starts:
             spent_s = self.elapsed_s - self._earlier_s

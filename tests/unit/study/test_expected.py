@@ -133,3 +133,11 @@ def test_the_latest_study_of_the_same_load_tells(tmp_path: Path) -> None:
     pace = history(tmp_path, PROFILE, wanted)
     assert pace is not None
     assert (pace.round_s, pace.source) == (3.0, "as in study new")
+
+
+def test_a_budget_bounds_the_time_within_a_start() -> None:
+    free = expect(outlook(), PACE)
+    bound = expect(outlook(), PACE, free.seconds / 2)
+    assert bound.seconds == free.seconds / 2 + PACE.start_s < free.seconds
+    assert bound.low_s <= bound.seconds <= bound.high_s == bound.seconds
+    assert expect(outlook(), PACE, 10 * free.high_s) == free

@@ -228,7 +228,7 @@ def test_the_first_line_says_what_it_costs_not_to_switch(tmp_path: Path) -> None
     given = replace(prepared(tmp_path, live=False), not_live="its version is unknown")
     assert given.first_line == (
         "SIMULATED engine (asked for); settings cannot be switched within an engine start (its version is unknown): "
-        "the search makes about 4 starts in place of 1"
+        "the search makes about 4 starts in place of 1, the finals three of each setting in place of three"
     )
 
 
