@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.contract.engine.serving import CHECKS, OPTIONS, START_FAILURES, Server, failed_start, started
-from tuner.sim.tiny_model import make_tiny_model
+from tuner.engine.diagnosis import diagnose
 
-VLLM = os.environ.get("CHUNKTUNE_TEST_VLLM", "")
-pytestmark = pytest.mark.skipif(not VLLM, reason="CHUNKTUNE_TEST_VLLM names no vllm command")
 ENV = {"HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-START_S = 240.0
+START_S = 300.0
+CAUSES = ("invalid_combination", "invalid_combination", "kv_cache_too_small", "unknown_option")
+"""What we say to each of START_FAILURES."""
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    model = make_tiny_model(tmp_path_factory.mktemp("model"))
+def command(vllm_command: str, float32_model: str) -> list[str]:
     options = ["--load-format", "dummy", "--enforce-eager", "--gpu-memory-utilization", "0.1"]
-    return [VLLM, "serve", str(model), *OPTIONS, *options]
+    return [vllm_command, "serve", float32_model, *OPTIONS, *options]
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +34,12 @@ def test_it_serves_as_the_contract_says(server: Server, check: Callable[[Server]
     check(server)
 
 
-@pytest.mark.parametrize(("options", "code", "says"), START_FAILURES, ids=lambda value: str(value)[:24])
-def test_it_refuses_to_start_as_the_contract_says(command: list[str], options: list[str], code: int, says: str) -> None:
+@pytest.mark.parametrize(("failure", "cause"), list(zip(START_FAILURES, CAUSES, strict=True)))
+def test_it_refuses_to_start_as_the_contract_says(
+    command: list[str], failure: tuple[list[str], int, str], cause: str
+) -> None:
+    options, code, says = failure
     exit_code, output = failed_start([*command, *options], ENV, START_S)
     assert says in output
     assert exit_code == code
+    assert diagnose(output.splitlines(), exit_code, phase="start").code == cause

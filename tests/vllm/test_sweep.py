@@ -175,17 +175,23 @@ def test_the_frozen_command_serves_the_winner_and_bench_sees_what_the_server_see
 def _the_server_counts_the_same_ttft(base_url: str) -> None:
     """Mean TTFT over the same requests as `vllm:time_to_first_token_seconds` saw, within 5 ms or 5 %."""
     # A busy moment only ever adds to what we see; one round without one shows what the client itself adds.
-    pairs = [asyncio.run(_both_means(base_url, f"agreement-{n}")) for n in range(3)]
-    assert any(abs(ours - theirs) <= max(5.0, 0.05 * theirs) for ours, theirs in pairs), f"(ours, theirs), ms: {pairs}"
+    pairs = []
+    for attempt in range(5):
+        ours, theirs = asyncio.run(_both_means(base_url, f"agreement-{attempt}"))
+        if abs(ours - theirs) <= max(5.0, 0.05 * theirs):
+            return
+        pairs.append((ours, theirs))
+    pytest.fail(f"(ours, theirs), ms: {pairs}")
 
 
 async def _both_means(base_url: str, key: str) -> tuple[float, float]:
+    # One request at a time: of several, the server's own time leaves out how long they wait to be read.
     workload = SharedPrefixWorkload(
         system_prompt_tokens=(256, 256),
         user_prompt_tokens=(16, 48),
         output_tokens=(2, 4),
-        concurrency=4,
-        requests=24,
+        concurrency=1,
+        requests=20,
     )
     target = Target(base_url)
     planner = await Planner.open(target, workload, await probe(target), seed=11, base_dir=Path())

@@ -238,6 +238,10 @@ class _Sweep:
         except StudyStopped as stopped:
             error = stopped_by(_diagnosis(stopped.start))
             results = self._results()
+        except OSError:
+            if self.store.study_file.is_file():
+                raise
+            raise self._gone() from None
         except asyncio.CancelledError:
             results = self._results()
             self._write(results)
@@ -248,6 +252,12 @@ class _Sweep:
             results = replace(results, elapsed_s=before.elapsed_s)
             self.watcher.message("nothing was left to measure", routine=True)
         return await self._finish(results, error)
+
+    def _gone(self) -> UsageError:
+        return UsageError(
+            f"{self.store.path} was removed or replaced while the sweep ran: what was measured is gone",
+            "Remove what is left of it, then run the same command again.",
+        )
 
     def _results(self) -> Results:
         return replace(self.store.results(), elapsed_s=self.watcher.elapsed_s)
@@ -301,10 +311,7 @@ class _Sweep:
         UsageError when the study's folder was taken away meanwhile.
         """
         if not self.store.study_file.is_file():
-            raise UsageError(
-                f"{self.store.path} was removed or replaced while the sweep ran: what was measured is gone",
-                "Remove what is left of it, then run the same command again.",
-            )
+            raise self._gone()
         problem, profile = self.prepared.problem, self.prepared.request.profile
         self._learn_revision(results)
         decision = decide(problem, results, self.record)
