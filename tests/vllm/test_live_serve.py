@@ -57,6 +57,21 @@ async def ask(engine: RunningEngine, name: str, prompt_tokens: int, tokens: int)
         assert response.status == 200, answer
 
 
+async def requests_waiting(engine: RunningEngine) -> None:
+    """Return once requests queue in the engine; it is asked for at most 20 s."""
+    async with aiohttp.ClientSession(trust_env=False) as session:
+        for _ in range(200):
+            async with session.get(f"{engine.base_url}/metrics") as response:
+                text = await response.text()
+            if any(
+                line.startswith("vllm:num_requests_waiting{") and float(line.rsplit(" ", 1)[1]) > 0
+                for line in text.splitlines()
+            ):
+                return
+            await asyncio.sleep(0.1)
+    pytest.fail("no request queued in the engine")
+
+
 async def test_it_says_what_it_was_started_with(engine: RunningEngine) -> None:
     facts = await control(engine).facts()
     assert facts.boot["max_num_batched_tokens"] == 2048
@@ -87,7 +102,7 @@ async def test_under_queued_requests_nothing_is_switched(
 ) -> None:
     await control(engine).apply({"max_num_batched_tokens": 256, "max_num_active_seqs": 2}, 120.0)
     load = asyncio.gather(*(ask(engine, f"queued/{number}", 900, 300) for number in range(10)))
-    await asyncio.sleep(0.3)
+    await requests_waiting(engine)
     monkeypatch.setattr(live, "ANSWER_WAIT_S", 0.0)
     with pytest.raises(EngineError, match="unfinished requests"):
         await control(engine).apply({"max_num_batched_tokens": 64, "reuse_budget": BUDGET}, 120.0)

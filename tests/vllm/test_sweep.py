@@ -108,7 +108,7 @@ def test_one_start_measures_every_chunk_and_stock(study: StudyRecord) -> None:
     assert sorted(chunks.values()) == [STOCK_CHUNK, *CHUNKS]
     first = next(kept(study, search))
     assert {r.setting for r in first} == set(chunks)
-    assert {r.measurement.requests for r in first} == {16}
+    assert {r.measurement.requests for r in first} == {12}
     # The scheduler's own counts: with the same lengths, a larger chunk takes fewer steps for a prompt.
     steps = [r.measurement.prefill_chunks_per_request or 0 for r in sorted(first, key=lambda r: chunks[r.setting])]
     assert all(more > fewer >= 1 for more, fewer in pairwise(steps)), steps
@@ -209,7 +209,7 @@ def _bench_measures_it(base_url: str, tmp_path: Path) -> None:
     document: dict[str, Any] = json.loads(done.stdout)
     assert (document["schema"], document["purpose"]) == ("chunktune.start/1", "bench")
     assert document["rounds"][-1]["state"] == "kept"
-    assert document["median"]["ttft_ms"]["n"] == 16
+    assert document["median"]["ttft_ms"]["n"] == 12
     assert document["median"]["failed_requests"] == 0
 
 

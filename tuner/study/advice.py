@@ -8,8 +8,11 @@ from collections.abc import Sequence
 from tuner.domain.experiment import STOCK_ID, Results, SettingLine
 from tuner.domain.measurement import Measurement
 from tuner.domain.profile import Profile
+from tuner.domain.units import counted
 from tuner.domain.workload import MixedWorkload, SharedPrefixWorkload, Workload
+from tuner.engine.causes import CAUSES
 from tuner.measure import memory_note
+from tuner.study.ledger import given_up
 from tuner.study.problem import Problem
 from tuner.study.verdict import Decision
 
@@ -39,7 +42,7 @@ def advice(
     if not problem.live:
         note = memory_note([line.median for line in lines if line.median is not None])
         found += [note] if note else []
-    return found + _failures(results)
+    return found + _failures(results) + _given_up(results)
 
 
 def _failures(results: Results) -> list[str]:
@@ -51,6 +54,19 @@ def _failures(results: Results) -> list[str]:
         times = f"{count} starts" if count > 1 else f"Start {example.number}"
         said = f"{times} failed with {cause}: {(example.message or 'no reason was given').rstrip('.')}."
         sentences.append(f"{said} {example.hint}" if example.hint else said)
+    return sentences
+
+
+def _given_up(results: Results) -> list[str]:
+    """Why measurements were given up after every round of them was discarded: each cause once, with what to do."""
+    lost = given_up(results)
+    last = {key: r for r in results.rounds if (key := (r.start, r.cycle, r.setting)) in lost}
+    sentences = []
+    for code, count in Counter(r.code or "unknown" for r in last.values()).most_common():
+        reason = next(r.reason for r in reversed(last.values()) if (r.code or "unknown") == code)
+        said = f"{counted(count, 'measurement')} gave no round that counts ({code}), the last one because {reason}."
+        hint = CAUSES[code].hint if code in CAUSES else ""
+        sentences.append(f"{said} {hint}" if hint else said)
     return sentences
 
 

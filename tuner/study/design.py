@@ -22,9 +22,9 @@ from tuner.study.search import GroupSearch
 from tuner.study.verdict import decide
 
 MORE_ROUNDS = 0.5
-"""In a final start, cycles beyond the least take at most this share of the time that the start itself takes, or"""
+"""In a final start, cycles beyond the least may take this share of the time that the start itself takes."""
 BUDGET_SHARE = 0.1
-"""this share of the time that the user gave for the sweep."""
+"""They may also take this share of the whole time budget, where that is more."""
 MORE_SEARCH = 3.0
 """After its first stage, the search takes at most so many times as long as the starts of the finals take to start."""
 States = dict[SettingId, tuple[SettingState, str]]
@@ -240,7 +240,7 @@ class _View:
         done = [s for s in self.results.starts if s.purpose == "literal" and name in s.settings]
         if any(s.state == "completed" for s in done):
             return None
-        final = completed_finals(self.results)[0]
+        final = next(s for s in completed_finals(self.results) if name in s.settings)
         plan = self._single("literal", "literal", Named(name, setting))
         return replace(plan, engine_args=frozen_args(setting, self.problem.base_args, final))
 

@@ -45,7 +45,7 @@ def build_summary(
     `settings` is what each id stands for, `results.elapsed_s` the time of all runs.
     """
     finals = results.numbers("final")
-    lines = _lines(setting_lines(problem, results), states, settings)
+    lines = _lines(setting_lines(problem, results), {**_uncounted(results), **states}, settings)
     final_lines = [
         line.model_copy(update={"state": states.get(line.id, (line.state, ""))[0]})
         for line in (setting_lines(problem, results, finals) if finals else [])
@@ -78,6 +78,12 @@ def study_time(results: Results) -> StudyTime:
         overhead_s=max(total_s - start_s - load_s, 0.0),
         starts=len(results.starts),
     )
+
+
+def _uncounted(results: Results) -> dict[SettingId, tuple[SettingState, str]]:
+    """Settings of which no round counts, with the code of the last one."""
+    kept = {r.setting for r in results.rounds if r.kept}
+    return {r.setting: ("failed", r.code or "unknown") for r in results.rounds if r.setting not in kept}
 
 
 def _lines(measured: Sequence[SettingLine], states: States, settings: Mapping[SettingId, Setting]) -> list[SettingLine]:

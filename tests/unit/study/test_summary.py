@@ -117,6 +117,19 @@ def test_every_setting_has_a_line_with_its_state_and_cause() -> None:
     assert found.settings[2].vs_stock["ttft_ms.p90"].change == pytest.approx(-0.2, abs=0.03)
 
 
+def test_a_setting_of_which_no_round_counts_has_a_line_and_is_advised_on() -> None:
+    results = whole_study()
+    lost = {"state": "discarded", "code": "client_limited", "reason": "the client was the limit: late"}
+    results.rounds += [r.model_copy(update={**lost, "setting": 9}) for r in rounds(1, [1, 1], 1)]
+    found = summary(results)
+    (line,) = [line for line in found.settings if line.id == 9]
+    assert (line.state, line.cause, line.median) == ("failed", "client_limited", None)
+    assert found.advice[-1] == (
+        "1 measurement gave no round that counts (client_limited), the last one because the client was the limit: "
+        "late. Lower the load, or run on a faster host."
+    )
+
+
 def test_the_table_has_a_row_for_each_chunk_with_its_best_setting() -> None:
     rows = summary(whole_study()).table
     assert [(row.setting, row.max_num_batched_tokens) for row in rows] == [
