@@ -42,6 +42,8 @@ class Outlook:
     """Further rounds, most likely."""
     least_rounds: int
     most_rounds: int
+    needed_rounds: int
+    """Further rounds that are measured whatever the time budget: a cycle of the search, and the finals."""
     settings: int
     """Settings in question, stock and references included."""
     cycles: int
@@ -378,6 +380,7 @@ class _View:
             rounds=searched[1] + finals * likely + fixed,
             least_rounds=searched[0] + finals * least + fixed,
             most_rounds=searched[2] + finals * most + fixed,
+            needed_rounds=settings + finals * least + fixed,
             settings=settings,
             cycles=searched[1] // settings if settings and live else 0,
         )

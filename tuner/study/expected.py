@@ -54,14 +54,21 @@ class Expected:
 
 
 def expect(outlook: Outlook, pace: Pace, left_s: float | None = None) -> Expected:
-    """The time of what is still to come, with its range. `left_s` is what is left of a budget, kept within a start."""
+    """The time of what is still to come, with its range.
+
+    `left_s` is what is left of the time budget: it is kept within a start, but never costs the finals.
+    """
     if not outlook.starts:
         return Expected(0, 0.0, 0.0, 0.0, "nothing is left to measure")
     seconds = _seconds(outlook.starts, outlook.rounds, outlook, pace)
     low_s = _seconds(outlook.least_starts, outlook.least_rounds, outlook, pace) / pace.range
     high_s = _seconds(outlook.most_starts, outlook.most_rounds, outlook, pace) * pace.range
+    over = ""
     if left_s is not None:
-        most_s = max(left_s, 0.0) + pace.start_s
+        needed_s = _seconds(outlook.least_starts, outlook.needed_rounds, outlook, pace)
+        if needed_s > left_s + pace.start_s:
+            over = "; the finals need more than the time budget, and are held in any case"
+        most_s = max(left_s + pace.start_s, needed_s)
         low_s, seconds, high_s = (min(value, most_s) for value in (low_s, seconds, high_s))
     few, many = outlook.least_starts, outlook.most_starts
     starts = counted(outlook.starts, "engine start") + (f" ({few} to {many})" if few != many else "")
@@ -74,7 +81,7 @@ def expect(outlook: Outlook, pace: Pace, left_s: float | None = None) -> Expecte
         high_s,
         f"expected: {starts}{settings}{cycles}, {format_duration(seconds)} "
         f"({format_duration(low_s)} to {format_duration(high_s)}), with {format_duration(pace.start_s)} a start and "
-        f"{format_duration(pace.round_s)} a round, {pace.source}",
+        f"{format_duration(pace.round_s)} a round, {pace.source}{over}",
     )
 
 

@@ -30,6 +30,7 @@ def outlook(starts: int = 4, rounds: int = 60) -> Outlook:
         rounds=rounds,
         least_rounds=rounds // 2,
         most_rounds=rounds * 2,
+        needed_rounds=rounds // 4,
         settings=10,
         cycles=4,
     )
@@ -75,7 +76,7 @@ def test_the_time_is_starts_rounds_and_warm_ups() -> None:
 
 
 def test_nothing_left_takes_no_time() -> None:
-    none = Outlook(0, 0, 0, 0, 0, 0, 10, 0)
+    none = Outlook(0, 0, 0, 0, 0, 0, 0, 10, 0)
     assert (expect(none, PACE).seconds, expect(none, PACE).sentence) == (0, "nothing is left to measure")
 
 
@@ -137,7 +138,15 @@ def test_the_latest_study_of_the_same_load_tells(tmp_path: Path) -> None:
 
 def test_a_budget_bounds_the_time_within_a_start() -> None:
     free = expect(outlook(), PACE)
-    bound = expect(outlook(), PACE, free.seconds / 2)
-    assert bound.seconds == free.seconds / 2 + PACE.start_s < free.seconds
+    left_s = free.seconds - 1.5 * PACE.start_s
+    bound = expect(outlook(), PACE, left_s)
+    assert bound.seconds == left_s + PACE.start_s < free.seconds
     assert bound.low_s <= bound.seconds <= bound.high_s == bound.seconds
     assert expect(outlook(), PACE, 10 * free.high_s) == free
+
+
+def test_a_budget_too_short_for_the_finals_is_said_and_not_promised() -> None:
+    short = expect(outlook(), PACE, 60.0)
+    assert short.seconds == 4 * 240 + 15 * 5 + (10 + 9) * 1
+    assert short.sentence.endswith("; the finals need more than the time budget, and are held in any case")
+    assert "budget" not in expect(outlook(), PACE, 2000.0).sentence
