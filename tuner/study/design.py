@@ -22,9 +22,10 @@ from tuner.study.search import GroupSearch
 from tuner.study.verdict import decide
 
 MORE_ROUNDS = 0.5
-"""In a final start, cycles beyond the least may take this share of the time that the start itself takes."""
-BUDGET_SHARE = 0.1
-"""They may also take this share of the whole time budget, where that is more."""
+"""In a final start, cycles beyond the least may take this share of the time that the start itself takes.
+
+Where the search took longer than that, they may take as long as the search over all final starts together.
+"""
 MORE_SEARCH = 3.0
 """After its first stage, the search takes at most so many times as long as the starts of the finals take to start."""
 States = dict[SettingId, tuple[SettingState, str]]
@@ -269,7 +270,9 @@ class _View:
         if not cycle_s:
             return wanted
         least, limit_s = self.problem.rounds, self.problem.time_s
-        most = least + math.floor(max(MORE_ROUNDS * self._start_s, BUDGET_SHARE * (limit_s or 0.0)) / cycle_s)
+        searched = set(self.results.numbers("search"))
+        searched_s = sum(r.load_s for r in self.results.rounds if r.start in searched)
+        most = least + math.floor(max(MORE_ROUNDS * self._start_s, searched_s / STARTS) / cycle_s)
         if limit_s is not None:
             spent_s = sum(r.load_s for r in self.results.rounds if r.start == start.number)
             others = max(0, self._starts_left - 1)
