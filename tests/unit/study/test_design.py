@@ -383,7 +383,7 @@ def test_the_search_takes_no_longer_than_starts_are_worth() -> None:
         rounds[start_s] = Counter(s.purpose for r in results.rounds for s in results.starts if s.number == r.start)
     assert rounds[5.0]["search"] <= 4 * 13
     assert rounds[500.0]["search"] > 2 * rounds[5.0]["search"]
-    assert rounds[5.0]["final"] == 3 * 3 * 3
+    assert 3 * 3 * 3 <= rounds[5.0]["final"] <= 3 * 3 * 3 + rounds[5.0]["search"]
     assert rounds[500.0]["final"] >= rounds[5.0]["final"]
 
 
