@@ -104,7 +104,7 @@ class WorkloadClass(_Arrivals):
     tenants: PositiveInt = 1
     """Different system prompts of this class, visited in turn."""
     visit_every: Duration | None = None
-    """Time from one request of this class to the next; tenants take turns."""
+    """Mean time from one request of this class to the next, give or take a quarter; tenants take turns."""
     user_prompt_tokens: TokenRange
     output_tokens: TokenRange
 

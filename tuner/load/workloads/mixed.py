@@ -13,6 +13,10 @@ from tuner.load.plan import Arrivals, PlannedRequest
 from tuner.load.prompting import Prompter, Text, generator
 from tuner.load.workloads.base import until_measured
 
+VISIT_BURSTINESS = 16.0
+"""Gaps between visits scatter by a quarter: at a fixed pace visits keep step with a closed loop beside them, and their
+TTFT hangs on the phase that a round happens to have."""
+
 
 class MixedLoad:
     """Classes without arrivals of their own share the workload's; the others run beside them until those are done."""
@@ -80,15 +84,16 @@ class MixedLoad:
         starts = generator(self._seed, arrivals_key, cls.name, "lengths").random(2)
         dues: list[float] = []
         due_source = None
-        if cls.rate is not None:
+        rate, burstiness = cls.rate, cls.burstiness
+        if cls.visit_every is not None:
+            rate, burstiness = 1.0 / cls.visit_every, VISIT_BURSTINESS
+        if rate is not None:
             times = generator(self._seed, arrivals_key, cls.name, "times")
-            due_source = endless_due_s(times, cls.rate, cls.burstiness)
+            due_source = endless_due_s(times, rate, burstiness)
 
         def request(i: int) -> PlannedRequest:
             due: float | None = None
-            if cls.visit_every is not None:
-                due = i * cls.visit_every
-            elif due_source is not None:
+            if due_source is not None:
                 while len(dues) <= i:
                     dues.append(next(due_source))
                 due = dues[i]
