@@ -13,6 +13,8 @@ from tuner.study.problem import Group, Problem
 
 MOST_REPEATS = 3
 """Starts of a study that are made again because the engine or its surroundings failed."""
+TIMEOUT_REPEATS = 1
+"""Of these, repeats in a row of a start that was not ready in time: each of them costs the whole timeout."""
 CRASHES = 2
 """A setting under which the engine failed so often is left out."""
 GIVEN_UP = 2
@@ -63,7 +65,8 @@ def read_failures(results: Results) -> Failures:
         crashes.update([] if name is None else [name])
         in_a_row = 0 if any(rounds) else in_a_row + 1
         to_blame = name is not None and (crashes[name] >= CRASHES or found.repeats >= MOST_REPEATS)
-        if policy(start.cause or "unknown") == "fatal" or in_a_row > MOST_REPEATS:
+        most = TIMEOUT_REPEATS if start.cause == "startup_timeout" else MOST_REPEATS
+        if policy(start.cause or "unknown") == "fatal" or in_a_row > most:
             found.stopped = explained(start, results)
         elif to_blame and name is not None:
             found.out[name] = ("failed", start.cause or "unknown")

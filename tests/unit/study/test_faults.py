@@ -37,7 +37,7 @@ CASES = [
     Case("memory is not back yet, once", fault("boot", "no_free_memory", times=1), causes=("no_free_memory",)),
     Case("the port is taken, once", fault("boot", "port_in_use", times=1), causes=("port_in_use",)),
     Case("another tenant keeps the memory", fault("boot", "no_free_memory"), EngineError, ("no_free_memory",) * 4),
-    Case("never ready", fault("boot", "startup_timeout"), EngineError, ("startup_timeout",) * 4),
+    Case("never ready", fault("boot", "startup_timeout"), EngineError, ("startup_timeout",) * 2),
     Case("fails for a reason that nobody knows", fault("boot", "unknown"), EngineError, ("unknown",) * 4),
     *(
         Case(f"{code} stops after one start", fault("boot", code), error, (code,))
