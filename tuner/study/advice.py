@@ -18,6 +18,8 @@ from tuner.study.verdict import Decision
 
 LOW_HIT_RATE = 0.8
 _FULL_POOL = 0.95
+_NAMED = 5
+"""Settings that one sentence names."""
 
 
 def advice(
@@ -42,7 +44,23 @@ def advice(
     if not problem.live:
         note = memory_note([line.median for line in lines if line.median is not None])
         found += [note] if note else []
-    return found + _failures(results) + _given_up(results)
+    return found + _out_of_time(problem, results) + _failures(results) + _given_up(results)
+
+
+def _out_of_time(problem: Problem, results: Results) -> list[str]:
+    """Settings of the list that no start measured before the finals began."""
+    if problem.time_s is None or not any(s.purpose == "final" for s in results.starts):
+        return []
+    seen = {setting.key for _, setting in results.settings()}
+    listed = [s for group in problem.groups if len(group.settings) <= problem.max_settings for s in group.settings]
+    left = [s.label for s in listed if s.key not in seen]
+    if not left:
+        return []
+    named = ", ".join(left[:_NAMED]) + (f" and {len(left) - _NAMED} more" if len(left) > _NAMED else "")
+    return [
+        f"The time budget was used up before {counted(len(left), 'setting')} could be measured ({named}). "
+        "To measure all of them, run it again with --fresh and a larger --budget."
+    ]
 
 
 def _failures(results: Results) -> list[str]:

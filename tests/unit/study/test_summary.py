@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +27,7 @@ from tuner.domain.measurement import Latency, Measurement
 from tuner.domain.setting import STOCK, Setting
 from tuner.profile import parse_profile
 from tuner.study.advice import advice
+from tuner.study.problem import Group, Problem
 from tuner.study.settings import problem_of
 from tuner.study.summary import States, build_summary, study_time
 from tuner.study.verdict import Decision
@@ -219,3 +221,15 @@ def test_failed_starts_are_told_once_a_cause() -> None:
     failed = {"state": "engine_failed", "cause": "cuda_oom", "message": "out of memory", "hint": "Lower it."}
     told = advised(SMALL, Results([start(1, [], **failed), start(2, [], **failed), start(3, [])]))
     assert told == "2 starts failed with cuda_oom: out of memory. Lower it."
+
+
+def test_settings_that_the_time_budget_left_no_room_for_are_named() -> None:
+    def told(problem: Problem) -> str:
+        decision = Decision("stock", STOCK_ID, STOCK, "")
+        return " ".join(advice(PROFILE, problem, whole_study(), [], [], decision))
+
+    listed = Group({}, tuple(Setting(knobs={"max_num_batched_tokens": 256 * i}) for i in range(1, 12)))
+    short = dataclasses.replace(PROBLEM, groups=(listed,), time_s=60.0)
+    assert "before 10 settings could be measured (chunk 512, " in told(short)
+    assert "--fresh and a larger --budget" in told(short)
+    assert told(dataclasses.replace(short, time_s=None)) == ""
