@@ -89,7 +89,7 @@ def _dry_run(prepared: Prepared, *, as_json: bool) -> int:
         sys.stdout.write(dump_json(dataclasses.asdict(found)).decode())
         return 0
     for start in found.starts:
-        typer.echo(f"# {start.label}: {', '.join(start.settings)}")
+        typer.echo(f"# {start.label}: {'; '.join(start.settings)}")
         typer.echo(shlex.join(start.command))
     for sentence in found.then:
         typer.echo(f"# {sentence}")
