@@ -16,7 +16,7 @@ from tuner.space.search_space import check_alignment
 def judge_profile(profile: Profile, block_size: int) -> list[Line]:
     """Every finding that needs the profile and the engine's block size, and nothing else."""
     return [
-        _rules(profile, block_size),
+        _rules(profile),
         _caching(profile),
         _chunks(profile, block_size),
         *_prefixes(profile, block_size),
@@ -25,8 +25,8 @@ def judge_profile(profile: Profile, block_size: int) -> list[Line]:
     ]
 
 
-def _rules(profile: Profile, block_size: int) -> Line:
-    violation = static_rule_violation(profile.engine.args, block_size)
+def _rules(profile: Profile) -> Line:
+    violation = static_rule_violation(profile.engine.args)
     if violation is None:
         return ok("options", "the options of engine.args go together")
     return wrong("options", violation.message, violation.hint)

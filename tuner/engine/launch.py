@@ -35,7 +35,7 @@ from tuner.engine.ranks import size
 from tuner.engine.readiness import is_ready, open_client, read_back, reset_prefix_cache, send_one_token
 from tuner.errors import EngineError, UsageError
 from tuner.scheduler.folder import make_folder
-from tuner.scheduler.messages import FOLDER_VARIABLE, LIVE_CLASS, MessageError
+from tuner.scheduler.messages import BUDGET_VARIABLE, FOLDER_VARIABLE, LIVE_CLASS, MessageError
 
 __all__ = ["EffectiveConfig", "LaunchSpec", "RunningEngine", "command_line", "launched"]
 
@@ -66,6 +66,8 @@ class LaunchSpec:
     startup_timeout_s: float
     record_dir: Path
     reuse_budget: ReuseBudget | None = None
+    budget_in_environment: bool = False
+    """The reuse budget goes by an environment variable, and costs no compilation; else by `--additional-config`."""
     live: bool = False
     """Started with the live scheduler, which switches settings and reuse budgets within the start."""
     extra_argv: tuple[str, ...] = ()
@@ -93,7 +95,8 @@ def command_line(spec: LaunchSpec, port: int, served_name: str = "chunktune") ->
         args["scheduler_cls"] = LIVE_CLASS
     elif _budgeted(spec) and spec.reuse_budget is not None:
         args["scheduler_cls"] = SCHEDULER_CLASS
-        args["additional_config"] = _with_budget(spec.args.get("additional_config"), spec.reuse_budget)
+        if not spec.budget_in_environment:
+            args["additional_config"] = _with_budget(spec.args.get("additional_config"), spec.reuse_budget)
     own = ["--host", HOST, "--port", str(port), "--served-model-name", served_name]
     return [*spec.launcher, "serve", spec.model, *to_argv(args), *spec.extra_argv, *own]
 
@@ -130,8 +133,10 @@ def environment(spec: LaunchSpec, base: Mapping[str, str]) -> dict[str, str]:
     if not env.get("VLLM_PORT", "").isdecimal():
         # Kubernetes sets it to tcp://... in every pod beside a Service named vllm.
         env.pop("VLLM_PORT", None)
-    for name in _LOG_FORMAT:
+    for name in (*_LOG_FORMAT, BUDGET_VARIABLE):
         env.pop(name, None)
+    if spec.budget_in_environment and spec.reuse_budget is not None and not spec.live:
+        env[BUDGET_VARIABLE] = json.dumps(spec.reuse_budget.to_json(), sort_keys=True)
     if env.get("VLLM_LOGGING_LEVEL", "INFO").upper() not in ("DEBUG", "INFO"):
         env["VLLM_LOGGING_LEVEL"] = "INFO"
     if spec.kind == "vllm" and (spec.live or _budgeted(spec)):

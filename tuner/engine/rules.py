@@ -13,11 +13,10 @@ from tuner.domain.setting import CHUNK_KNOB, Scalar
 from tuner.engine.diagnosis import cause
 
 
-def static_rule_violation(args: Mapping[str, Scalar], block_size: int | None = None) -> Diagnosis | None:
-    """The first rule that these options break, or None. `block_size` is the engine's, where it is known.
+def static_rule_violation(args: Mapping[str, Scalar]) -> Diagnosis | None:
+    """The first rule that these options break (`invalid_combination`), or None.
 
-    The codes are `invalid_combination` and, for a hybrid model's chunk below its block, the same with the
-    block size as `bound`.
+    A block size bounds no chunk: a hybrid model has blocks of hundreds of tokens and takes any.
     """
     chunk = _number(args, CHUNK_KNOB)
     seqs = _number(args, "max_num_seqs")
@@ -41,9 +40,6 @@ def static_rule_violation(args: Mapping[str, Scalar], block_size: int | None = N
         return _broken(f"max_num_active_seqs ({active:g}) has to be at most max_num_seqs ({seqs:g})")
     if threshold is not None and length is not None and 0 < length < threshold:
         return _broken(f"long_prefill_token_threshold ({threshold:g}) has to be at most max_model_len ({length:g})")
-    if chunk is not None and block_size is not None and chunk < block_size:
-        broken = _broken(f"{CHUNK_KNOB} ({chunk:g}) has to be at least the engine's block size ({block_size})")
-        return broken.model_copy(update={"bound": block_size})
     return None
 
 

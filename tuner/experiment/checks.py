@@ -15,7 +15,7 @@ from tuner.experiment.choice import EngineChoice
 from tuner.experiment.design import StartPlan
 from tuner.experiment.session import engine_spec
 from tuner.load.check import check_workload
-from tuner.space.search_space import declared_block_size, search_space, setting_of
+from tuner.space.search_space import search_space, setting_of
 
 
 async def check_before_start(profile: Profile, choice: EngineChoice) -> str:
@@ -34,7 +34,7 @@ async def check_before_start(profile: Profile, choice: EngineChoice) -> str:
         check_options(installed, args)
     except EngineError as error:
         raise stopped_by(error.diagnosis) from None
-    violation = static_rule_violation(profile.engine.args, declared_block_size(profile))
+    violation = static_rule_violation(profile.engine.args)
     if violation is not None:
         raise stopped_by(violation)
     return load

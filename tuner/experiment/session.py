@@ -255,6 +255,7 @@ def engine_spec(
         startup_timeout_s=profile.engine.startup_timeout,
         record_dir=record_dir,
         reuse_budget=plan.reuse_budget,
+        budget_in_environment=plan.purpose == "search",
         live=plan.live,
     )
 

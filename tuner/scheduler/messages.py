@@ -19,6 +19,9 @@ LIVE_CLASS: Final = "tuner.scheduler.LiveScheduler"
 """For vLLM's `--scheduler-cls`."""
 FOLDER_VARIABLE: Final = "CHUNKTUNE_LIVE"
 """The environment variable that names the folder through which an engine is controlled."""
+BUDGET_VARIABLE: Final = "CHUNKTUNE_REUSE_BUDGET"
+"""The environment variable with a start's reuse budget as JSON, in place of `--additional-config`: that option is part
+of the key of the torch.compile cache (`VllmConfig.compute_hash`, vLLM 0.32), so that each budget would compile anew."""
 LIVE_VALUES: Final = (
     "max_num_batched_tokens",
     "long_prefill_token_threshold",
@@ -207,6 +210,14 @@ def budget_of(value: Any) -> Budget:
     if not isinstance(value, Mapping):
         raise ValueError(f"it is an object, not {value!r}")
     return Budget.from_mapping(value)
+
+
+def started_budget(additional_config: Any, environment: Mapping[str, str]) -> Budget:
+    """The budget that an engine was started with; ValueError says what is wrong with it."""
+    text = environment.get(BUDGET_VARIABLE)
+    if text is not None:
+        return budget_of(json.loads(text))
+    return budget_of(additional_config.get("chunktune") if isinstance(additional_config, dict) else None)
 
 
 def is_whole(value: Any) -> bool:

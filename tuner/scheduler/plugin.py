@@ -11,6 +11,7 @@ because vLLM ends the scheduler after its workers, or not at all.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice, takewhile
@@ -39,6 +40,7 @@ from tuner.scheduler.decisions import (
 )
 from tuner.scheduler.free_queue import FreeBlocks
 from tuner.scheduler.handles import HandleError, check_classes, check_scheduler
+from tuner.scheduler.messages import started_budget
 from tuner.scheduler.prefixes import PrefixTree
 
 logger = logging.getLogger("vllm.chunktune")
@@ -302,7 +304,7 @@ class BudgetScheduler(Scheduler):
 
 
 class ReuseBudgetScheduler(BudgetScheduler, AsyncScheduler):
-    """AsyncScheduler with the budget of `--additional-config`."""
+    """AsyncScheduler with the budget of `--additional-config`, or of the environment while a search goes on."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         check_classes(vllm.__version__, AsyncScheduler, Request, KVCacheBlock)
@@ -316,12 +318,8 @@ class ReuseBudgetScheduler(BudgetScheduler, AsyncScheduler):
 
 def budget_of(scheduler: Scheduler) -> Budget:
     """The budget that vLLM was started with; HandleError when that is none."""
-    additional = scheduler.vllm_config.additional_config
-    settings = additional.get("chunktune", {}) if isinstance(additional, dict) else {}
-    if not isinstance(settings, dict):
-        raise HandleError(f'"chunktune" in --additional-config must be an object, not {settings!r}')
     try:
-        return Budget.from_mapping(settings)
+        return started_budget(scheduler.vllm_config.additional_config, os.environ)
     except ValueError as error:
         raise HandleError(f"--additional-config chunktune: {error}") from None
 

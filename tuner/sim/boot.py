@@ -11,7 +11,7 @@ from typing import Any
 
 from tuner.errors import UsageError
 from tuner.scheduler.decisions import Budget
-from tuner.scheduler.messages import LIVE_CLASS
+from tuner.scheduler.messages import LIVE_CLASS, started_budget
 from tuner.sim.core import SchedulerConfig
 from tuner.sim.pipeline import Timing
 from tuner.sim.tables import MemoryPlan, cost_model_name, max_position_embeddings, plan_memory
@@ -245,8 +245,8 @@ def _budget(options: argparse.Namespace) -> Budget | None:
     if name not in (PLUGIN, LIVE_CLASS):
         raise ConfigError(f"The simulated engine has no scheduler class {name!r}; it has {PLUGIN} and {LIVE_CLASS}.")
     try:
-        return Budget.from_mapping((options.additional_config or {}).get("chunktune") or {})
-    except (ValueError, TypeError) as error:
+        return started_budget(options.additional_config, os.environ)
+    except ValueError as error:
         raise StartError(f"chunktune: {error}") from None
 
 

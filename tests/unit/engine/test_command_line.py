@@ -12,6 +12,7 @@ import pytest
 from tuner.domain.setting import ReuseBudget
 from tuner.engine.launch import LaunchSpec, command_line, environment
 from tuner.errors import UsageError
+from tuner.scheduler.messages import BUDGET_VARIABLE, started_budget
 
 
 def spec(tmp_path: Path, **changes: Any) -> LaunchSpec:
@@ -73,6 +74,22 @@ def test_the_plug_in_folder_holds_the_scheduler_and_nothing_else(tmp_path: Path)
     assert sorted(p.name for p in (Path(folder) / "tuner").iterdir()) == ["__init__.py", "scheduler"]
     assert [p.name for p in Path(folder).iterdir()] == ["tuner"]
     assert "PYTHONPATH" not in environment(spec(tmp_path, kind="sim", reuse_budget=ReuseBudget(min_reuse_ratio=1)), {})
+
+
+def test_while_searching_a_budget_goes_by_the_environment_and_compiles_nothing_anew(tmp_path: Path) -> None:
+    budget = ReuseBudget(min_reuse_ratio=0.8)
+    searching = spec(tmp_path, reuse_budget=budget, budget_in_environment=True)
+    argv = command_line(searching, 1)
+    assert argv[argv.index("--scheduler-cls") + 1] == "tuner.scheduler.ReuseBudgetScheduler"
+    assert "--additional-config" not in argv
+    env = environment(searching, {BUDGET_VARIABLE: "{}"})
+    assert started_budget({"chunktune": {}}, env).min_reuse_ratio == 0.8
+    frozen = spec(tmp_path, reuse_budget=budget)
+    argv = command_line(frozen, 1)
+    given = json.loads(argv[argv.index("--additional-config") + 1])
+    env = environment(frozen, {BUDGET_VARIABLE: "{}"})
+    assert BUDGET_VARIABLE not in env
+    assert started_budget(given, env).min_reuse_ratio == 0.8
 
 
 def test_a_live_start_gets_the_live_scheduler_and_no_budget_of_its_own(tmp_path: Path) -> None:
