@@ -55,6 +55,9 @@ def default_vllm() -> str:
     own = ROOT / ".venv-vllm" / "bin" / "vllm"
     return os.environ.get("CHUNKTUNE_PACED_VLLM") or (str(own) if own.exists() else "vllm")
 
+OWN_UTILIZATION = 0.1
+"""What the tiny model's vLLM is given of the host's memory."""
+
 
 def split_options(rest: list[str]) -> tuple[list[str], dict[str, str]]:
     """The argv without the options that are answered here, and those."""
@@ -97,7 +100,10 @@ def command(arguments: argparse.Namespace, model: str, rest: list[str]) -> tuple
     elif arguments.kv_tokens:
         tokens = arguments.kv_tokens
     else:
-        utilization = float(taken.get("gpu_memory_utilization", 0.9))
+        utilization = float(taken.get("gpu_memory_utilization", OWN_UTILIZATION))
+        if utilization == OWN_UTILIZATION:
+            # Also in a command that was made from what an engine reported of itself.
+            utilization = 0.9
         plan = plan_memory(
             cost_model, arguments.gpu, tp, chunk=chunk, max_num_seqs=max_num_seqs, utilization=utilization
         )
@@ -109,7 +115,7 @@ def command(arguments: argparse.Namespace, model: str, rest: list[str]) -> tuple
     argv = [*shlex.split(arguments.vllm), "serve", str(directory), *kept]
     argv += ["--served-model-name", *taken.get("served_model_name", model).split(), "--load-format", "dummy"]
     argv += ["--enforce-eager", "--block-size", str(block), "--num-gpu-blocks-override", str(blocks)]
-    argv += ["--gpu-memory-utilization", "0.1", "--worker-cls", "benchmarks.paced.worker.PacedWorker"]
+    argv += ["--gpu-memory-utilization", str(OWN_UTILIZATION), "--worker-cls", "benchmarks.paced.worker.PacedWorker"]
     argv += ["--distributed-executor-backend", "benchmarks.paced.executor.PacedExecutor"]
     settings: dict[str, Any] = {
         "cost_model": cost_model,

@@ -56,7 +56,8 @@ def read_failures(results: Results) -> Failures:
     in_a_row = 0
     for start in results.starts:
         rounds = [r.kept for r in results.rounds if r.start == start.number]
-        if start.state == "infeasible" and not start.live and len(start.settings) == 1:
+        measures_one = not start.live and len(start.settings) == 1 and start.purpose != "literal"
+        if start.state == "infeasible" and measures_one:
             found.out[start.settings[0]] = ("infeasible", start.cause or "unknown")
         if start.state not in _FAILED and (start.state != "completed" or any(rounds) or not rounds):
             in_a_row = 0 if start.state == "completed" else in_a_row

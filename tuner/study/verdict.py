@@ -76,6 +76,10 @@ class _Finals:
             return Decision("none", None, None, unmeasured)
         if not self.starts:
             return Decision("none", None, None, "No final start was completed, so there is no verdict.")
+        refused = next((s for s in self.results.starts if s.purpose == "literal" and s.state == "infeasible"), None)
+        if refused is not None:
+            sentence = f"Nothing can be frozen: the command to be frozen does not start ({refused.message})."
+            return Decision("none", None, None, sentence, leader=self.leader)
         sure = [n for n in self.challengers if self.p[n] >= SURE and not self._answers_less(n)]
         if self.p.get(STOCK_ID, 0.0) >= EVEN:
             best = self._best([n for n in sure if self._beats_stock(n)])

@@ -243,3 +243,16 @@ def test_the_verdict_keeps_its_word(
         assert decision.winner is None
         assert decision.setting is None
         assert stock_p < 0.5
+
+
+def test_a_frozen_command_that_does_not_start_is_not_frozen_and_is_tried_once() -> None:
+    engines = Engines(
+        lambda s: Levels(60 if s.chunk else 100),
+        refuses=lambda plan: "kv_cache_too_small" if plan.purpose == "literal" else None,
+    )
+    decision, results, _ = study(problem(A, B), engines)
+    assert [s.purpose for s in results.starts].count("literal") == 1
+    assert (decision.verdict, decision.winner) == ("none", None)
+    assert decision.sentence == (
+        "Nothing can be frozen: the command to be frozen does not start (it says kv_cache_too_small)."
+    )
