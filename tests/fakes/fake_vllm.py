@@ -29,7 +29,7 @@ that chunktune puts on its PYTHONPATH. Environment
     role_delay_ms_per_1000_chunk: the role delta of a chat comes after chunk/1000 of this
     cached_tokens (whether usage has them), empty_share, error_event_share, cut_share, http_error_share,
     chat_template (false: chat is a 400), token_ids (false: a 400), api_key: 401 without it
-    metrics             "error": a 500
+    metrics, server_info  "error": a 500
 """
 
 from __future__ import annotations

@@ -195,6 +195,8 @@ class Api:
             return await reply(writer, 200, engine.metrics())
         developing = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
         if path == "/server_info" and developing:
+            if script.get("server_info") == "error":
+                return await reply(writer, 500, "Internal Server Error")
             return await reply(writer, 200, engine.server_info())
         if path == "/reset_prefix_cache" and developing:
             engine.forget()

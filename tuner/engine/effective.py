@@ -66,6 +66,8 @@ class EffectiveConfig:
     breakdown: MemoryBreakdown = field(default_factory=MemoryBreakdown)
     vllm_version: str | None = None
     model_revision: str | None = None
+    warning: str = ""
+    """Why less than usual could be read; '' where nothing is missing."""
 
 
 def from_log(lines: Iterable[str]) -> EffectiveConfig:

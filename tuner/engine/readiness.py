@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -18,6 +19,12 @@ from tuner.web import read_reply
 
 _PROBE_TIMEOUT_S = 5.0
 _READ_BACK_TIMEOUT_S = 20.0
+_SERVER_INFO_TIMEOUT_S = 60.0
+"""It runs pip, nvcc and several nvidia-smi before it answers (vLLM 0.32)."""
+_NO_SERVER_INFO = (
+    "/server_info gave no configuration (it needs pip beside vLLM), so the engine's options were checked against its "
+    "log and /metrics only"
+)
 _REFUSED = (401, 403)
 _FAILURES = (aiohttp.ClientError, TimeoutError, asyncio.TimeoutError, ValueError, OSError)
 
@@ -54,9 +61,11 @@ async def read_back(
 ) -> EffectiveConfig:
     """What the log said, completed by `/server_info` (where there is one) and `/metrics`."""
     config = from_log
-    info = await _get(client, f"{base_url}/server_info?config_format=json", _READ_BACK_TIMEOUT_S, as_json=True)
+    info = await _get(client, f"{base_url}/server_info?config_format=json", _SERVER_INFO_TIMEOUT_S, as_json=True)
     if isinstance(info, Mapping):
         config = with_server_info(config, info, asked)
+    else:
+        config = replace(config, warning=_NO_SERVER_INFO)
     metrics = await _get(client, f"{base_url}/metrics", _READ_BACK_TIMEOUT_S)
     return with_metrics(config, metrics) if isinstance(metrics, str) else config
 

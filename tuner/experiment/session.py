@@ -148,7 +148,7 @@ class ServerSession:
             command=self.engine.command if self.engine else [],
             start_s=self.engine.start_s if self.engine else 0.0,
             simulated=self.server.simulated,
-            warnings=list(self.planner.labels),
+            warnings=[w for w in (*self.planner.labels, effective.warning) if w],
         )
 
     async def apply(self, setting: Setting) -> None:
@@ -161,7 +161,9 @@ class ServerSession:
         self._applied = values
 
     async def warm_up(self, key: str) -> None:
-        observation = await self._drive(self.planner.warm_up(key))
+        # Kernels may be compiled in it, which takes a large model minutes, as its start did.
+        stall_timeout_s = max(STALL_TIMEOUT_S, self.facts.start_s)
+        observation = await self._drive(self.planner.warm_up(key), stall_timeout_s)
         self._raise_if_dead()
         if self.engine is not None and observation.discard_code == "engine_stalled":
             raise EngineError(self.engine.failed(cause("engine_stalled", observation.discarded)))
@@ -209,7 +211,7 @@ class ServerSession:
         values = {name: given.get(name, boot.get(name)) for name in LIVE_VALUES}
         return {**values, "reuse_budget": (setting.reuse_budget or ReuseBudget()).to_json()}
 
-    async def _drive(self, plan: RoundPlan) -> RoundObservation:
+    async def _drive(self, plan: RoundPlan, stall_timeout_s: float = STALL_TIMEOUT_S) -> RoundObservation:
         began_s = self.clock.monotonic_s()
         try:
             return await drive(
@@ -217,7 +219,7 @@ class ServerSession:
                 plan,
                 self.clock,
                 # Shorter than a request may take, so that a stall is told from slow requests that time out.
-                stall_timeout_s=min(STALL_TIMEOUT_S, 0.8 * self.target.request_timeout_s),
+                stall_timeout_s=min(stall_timeout_s, 0.8 * self.target.request_timeout_s),
                 died=lambda: self.engine is not None and self.engine.exited() is not None,
                 on_progress=self.events.round_progress,
             )

@@ -136,6 +136,25 @@ async def test_an_engine_that_fails_in_mid_cycle(
         assert [r.setting for r in results.kept()] == ["stock"]
 
 
+async def test_a_warm_up_may_stand_still_as_long_as_the_start_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A large model's kernels are compiled at its first requests."""
+    monkeypatch.setattr("tuner.experiment.session.STALL_TIMEOUT_S", 0.5)
+    slow = {"ready_after_s": 4, "first_slow": {"requests": 6, "ms": 1500}}
+    patient = ("workload.request_timeout=30s",)
+    results = await measured(tmp_path, live(STOCK_NAMED, cycles=1), overrides=patient, **slow)
+    start = only_start(results)
+    assert (start.state, start.warnings) == ("completed", []), start.message
+
+
+async def test_a_read_back_without_the_server_s_own_configuration_is_said_to_be_weaker(tmp_path: Path) -> None:
+    results = await measured(tmp_path, live(STOCK_NAMED, cycles=1), server_info="error")
+    start = only_start(results)
+    assert start.state == "completed"
+    assert "checked against its log and /metrics only" in start.warnings[0]
+
+
 async def test_a_server_that_remembers_prompts_is_never_asked_twice(tmp_path: Path) -> None:
     """A prompt seen before is answered 50 times faster; a switch alone would not make it forget."""
     results = await measured(tmp_path, live(SMALL, LARGE, cycles=1), remember={"unseen_ms": 300, "seen_ms": 6})
