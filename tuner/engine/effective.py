@@ -23,8 +23,12 @@ _CONCURRENCY = re.compile(r"Maximum concurrency for [\d,]+ tokens per request: (
 _WEIGHTS = re.compile(r"Model loading took ([\d.]+) (?:GiB|GB)")
 _POOL = re.compile(
     r"Available KV cache memory: ([\d.]+) GiB|(?:Explicitly|Auto) set \(([\d.]+)/[\d.]+\)? ?\)?(?: GiB)? for KV"
+    r"|reserved ([\d.]+) GiB memory for KV Cache"
 )
 _ACTIVATION = re.compile(r"([\d.]+) GiB for peak activation|PyTorch activation peak memory takes ([\d.]+)GiB")
+_GRAPHS = re.compile(r"CUDA graph pool memory: [\d.]+ GiB \(actual\), ([\d.]+) GiB \(estimated\)")
+_GRAPHS_COUNT = "CUDA graph memory profiling is enabled"
+"""Then the number for peak activation holds the estimate for CUDA graphs (`gpu_worker.py`, vLLM 0.32)."""
 _BLOCK = re.compile(r"Setting attention block size to (\d+) tokens")
 _ENGINE = re.compile(r"Initializing a V\d LLM engine \(v([^)]+)\) with config: (.*)")
 _VERSION = re.compile(r"(?:vLLM API server version|█.*version) +(\d\S*)")
@@ -77,6 +81,8 @@ def from_log(lines: Iterable[str]) -> EffectiveConfig:
     weights: list[int] = []
     pools: list[int] = []
     activations: list[int] = []
+    graphs: list[int] = []
+    graphs_count = False
     block_size: int | None = None
     concurrency: float | None = None
     version: str | None = None
@@ -96,6 +102,9 @@ def from_log(lines: Iterable[str]) -> EffectiveConfig:
             pools.append(_bytes(match))
         if match := _ACTIVATION.search(text):
             activations.append(_bytes(match))
+        if match := _GRAPHS.search(text):
+            graphs.append(_bytes(match))
+        graphs_count = graphs_count or _GRAPHS_COUNT in text
         if match := _BLOCK.search(text):
             block_size = int(match[1])
         if match := _VERSION.search(text):
@@ -112,7 +121,7 @@ def from_log(lines: Iterable[str]) -> EffectiveConfig:
         max_concurrency=concurrency,
         breakdown=MemoryBreakdown(
             weights_bytes=max(weights, default=None),
-            activation_peak_bytes=max(activations, default=None),
+            activation_peak_bytes=_without_graphs(activations, graphs if graphs_count else []),
             kv_pool_bytes=max(pools, default=None),
         ),
         vllm_version=version,
@@ -200,6 +209,10 @@ def cached_revision(model: str, env: Mapping[str, str], revision: str = "main") 
     except (OSError, ValueError):
         return None
     return commit or None
+
+
+def _without_graphs(activations: Sequence[int], graphs: Sequence[int]) -> int | None:
+    return max(max(activations) - max(graphs, default=0), 0) if activations else None
 
 
 def _bytes(match: re.Match[str]) -> int:

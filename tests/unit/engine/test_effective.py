@@ -33,6 +33,25 @@ def test_a_gpu_log_tells_the_parts_of_the_memory() -> None:
     assert config.kv_cache_tokens == 448_384
 
 
+GRAPHS = "CUDA graph pool memory: 0.81 GiB (actual), 0.75 GiB (estimated), difference: 0.06 GiB (7.4%)."
+USAGE = "Actual usage is 33.4 GiB for consumed memory (weights + non-torch), 3.64 GiB for peak activation, and 0.81 GiB"
+
+
+@pytest.mark.parametrize(("profiling", "activation_gib"), [("enabled", 2.89), ("disabled", 3.64)])
+def test_the_activation_peak_is_told_without_cuda_graphs(profiling: str, activation_gib: float) -> None:
+    """Their estimate is part of vLLM's number unless it was turned off; every rank tells both."""
+    said = f"INFO 11-29 10:54:19 [gpu_worker.py:1] CUDA graph memory profiling is {profiling} (default since"
+    config = from_log(
+        [said, *(f"(Worker_TP{n} pid={n}) INFO 11-29 10:54:19 {t}" for n in (0, 1) for t in (GRAPHS, USAGE))]
+    )
+    assert config.breakdown.activation_peak_bytes == pytest.approx(activation_gib * GIB, abs=2)
+
+
+def test_a_pool_of_a_given_size_is_read() -> None:
+    said = "Initial free memory 78.3 GiB, reserved 40.0 GiB memory for KV Cache as specified by kv_cache_memory_bytes"
+    assert from_log([f"INFO 11-29 10:54:19 [gpu_worker.py:1] {said}"]).breakdown.kv_pool_bytes == 40 * GIB
+
+
 def test_data_parallel_engines_add_up_and_hybrid_blocks_are_seen() -> None:
     config = from_log(
         [
