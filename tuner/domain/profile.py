@@ -59,7 +59,10 @@ class EngineSpec(Document):
     env: Environment = Field(default_factory=lambda: dict[str, str]())
     """Environment of the engine, laid over that of the command; no secrets here."""
     startup_timeout: Duration = 1200.0
-    """How long a start may take until the engine is ready."""
+    """How long a start may go on without a sign of progress, which is a new line in the log or a growing download.
+
+    Three times as long in all.
+    """
     block_size: PositiveInt | None = None
     """Tokens of a KV block when neither `args` nor the engine says; 16 otherwise."""
 

@@ -120,7 +120,9 @@ CAUSES: Final[dict[str, Cause]] = {
         "Hugging Face does not accept the token", "Set HF_TOKEN to a valid token, or unset it for a public model."
     ),
     "startup_timeout": Cause(
-        "the engine was not ready in time", "Raise engine.startup_timeout in the profile, or see what it waits for."
+        "the engine was not ready in time",
+        "See what it waits for, or raise engine.startup_timeout in the profile. Download the model beforehand with "
+        "`hf download MODEL`.",
     ),
     "engine_died": Cause("the engine ended without being asked to", "See the log for what it did last."),
     "engine_stalled": Cause(

@@ -202,13 +202,22 @@ def hub_folder(env: Mapping[str, str]) -> Path:
     return Path(env.get("HF_HUB_CACHE") or Path(home) / "hub")
 
 
+def blobs_folder(model: str, env: Mapping[str, str]) -> Path | None:
+    """Where the files of a Hugging Face model are downloaded to; None for a model on disk."""
+    return None if Path(model).is_dir() else _repository(model, env) / "blobs"
+
+
 def cached_revision(model: str, env: Mapping[str, str], revision: str = "main") -> str | None:
     """The commit of a Hugging Face model in the local cache; None for a local path or an unknown one."""
     try:
-        commit = (hub_folder(env) / f"models--{model.replace('/', '--')}" / "refs" / revision).read_text().strip()
+        commit = (_repository(model, env) / "refs" / revision).read_text().strip()
     except (OSError, ValueError):
         return None
     return commit or None
+
+
+def _repository(model: str, env: Mapping[str, str]) -> Path:
+    return hub_folder(env) / f"models--{model.replace('/', '--')}"
 
 
 def _without_graphs(activations: Sequence[int], graphs: Sequence[int]) -> int | None:

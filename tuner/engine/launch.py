@@ -25,12 +25,13 @@ from tuner.domain.experiment import Diagnosis
 from tuner.domain.setting import ReuseBudget, Scalar
 from tuner.engine.argv import to_argv
 from tuner.engine.diagnosis import cause, diagnose
-from tuner.engine.effective import EffectiveConfig, cached_revision, difference, from_log, read_log
+from tuner.engine.effective import EffectiveConfig, blobs_folder, cached_revision, difference, from_log, read_log
 from tuner.engine.installed import resolve_launcher
 from tuner.engine.leftovers import Record, record
 from tuner.engine.live import LiveControl
 from tuner.engine.logs import last_words
 from tuner.engine.processes import TERM_WAIT_S, Family, ProcessId, alive, end_family, identify, kill_family, name_of
+from tuner.engine.progress import LONGEST, Progress
 from tuner.engine.ranks import size
 from tuner.engine.readiness import is_ready, open_client, read_back, reset_prefix_cache, send_one_token
 from tuner.errors import EngineError, UsageError
@@ -129,7 +130,7 @@ def environment(spec: LaunchSpec, base: Mapping[str, str]) -> dict[str, str]:
     env["PYTHONUNBUFFERED"] = "1"
     env.setdefault("VLLM_NO_USAGE_STATS", "1")
     # With data parallelism vLLM gives its engines 600 s of its own, whatever our deadline says.
-    env.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(math.ceil(spec.startup_timeout_s)))
+    env.setdefault("VLLM_ENGINE_READY_TIMEOUT_S", str(math.ceil(LONGEST * spec.startup_timeout_s)))
     if not env.get("VLLM_PORT", "").isdecimal():
         # Kubernetes sets it to tcp://... in every pod beside a Service named vllm.
         env.pop("VLLM_PORT", None)
@@ -241,13 +242,14 @@ class RunningEngine:
             self._death = self.failed(diagnose(self.log_lines(), code, phase=phase))
         return self._death
 
-    async def _become_ready(self) -> None:
+    async def _become_ready(self, on_wait: Callable[[str], None] | None) -> None:
         root = identify(self.pid)
         if root is not None:
             self._family = Family(root)
             self._record = record(self._spec.record_dir, root)
         started_s = self._clock.monotonic_s()
-        deadline_s = started_s + self._spec.startup_timeout_s
+        env = {**os.environ, **self._spec.env}
+        progress = Progress(self.log_path, blobs_folder(self._spec.model, env), self._spec.startup_timeout_s, started_s)
         tick = _FIRST_TICK_S
         async with open_client() as client:
             while True:
@@ -256,12 +258,13 @@ class RunningEngine:
                     raise EngineError(death)
                 if await self._is_ready(client):
                     break
-                if self._clock.monotonic_s() >= deadline_s:
-                    raise EngineError(self.failed(self._too_late()))
+                if over := progress.over(self._clock.monotonic_s()):
+                    raise EngineError(self.failed(self._too_late(over)))
+                if on_wait is not None and (told := progress.told(self._clock.monotonic_s())):
+                    on_wait(told)
                 await self._clock.sleep(tick)
                 tick = min(tick * 1.3, _SLOWEST_TICK_S)
             effective = await read_back(client, self.base_url, from_log(self.log_lines()), self._spec.args)
-        env = {**os.environ, **self._spec.env}
         revision = effective.model_revision or cached_revision(self._spec.model, env)
         self.effective = EffectiveConfig(**{**vars(effective), "model_revision": revision})
         self.start_s = self._clock.monotonic_s() - started_s
@@ -277,14 +280,14 @@ class RunningEngine:
         except EngineError as error:
             raise EngineError(self.failed(error.diagnosis)) from None
 
-    def _too_late(self) -> Diagnosis:
+    def _too_late(self, over: str) -> Diagnosis:
         lines = self.log_lines()
         known = diagnose(lines, None, phase="start")
         if known.code not in ("unknown", "engine_died"):
             return known  # It hangs over a failure that it has already written down.
         last = last_words(lines, 1)
         said = f"the last line of its log is: {last[0]}" if last else "its log is empty"
-        late = cause("startup_timeout", f"not ready after {self._spec.startup_timeout_s:g} s; {said}")
+        late = cause("startup_timeout", f"{over}; {said}")
         return late.model_copy(update={"tail": last_words(lines)})
 
     async def _stop(self, memory_is_back: Callable[[], bool] | None) -> None:
@@ -321,20 +324,24 @@ class RunningEngine:
 
 @asynccontextmanager
 async def launched(
-    spec: LaunchSpec, clock: Clock = SYSTEM_CLOCK, *, memory_is_back: Callable[[], bool] | None = None
+    spec: LaunchSpec,
+    clock: Clock = SYSTEM_CLOCK,
+    *,
+    memory_is_back: Callable[[], bool] | None = None,
+    on_wait: Callable[[str], None] | None = None,
 ) -> AsyncIterator[RunningEngine]:
     """A ready engine for the length of the block; its orderly end is guaranteed on every way out.
 
     EngineError when it does not become ready, runs other values than asked for, or cannot be ended.
     UsageError when the command is not there. After the end its port is free, every process that was ever
     seen is gone, and `memory_is_back` (when given) was waited for, for a minute at most. A cancellation
-    waits for the end too.
+    waits for the end too. `on_wait` is told every minute what a slow start is doing.
     """
     folder = _live_folder(spec)
     try:
         engine = _spawn(spec, clock, folder)
         try:
-            await engine._become_ready()
+            await engine._become_ready(on_wait)
             yield engine
         except BaseException:
             await _finish(engine._stop(memory_is_back), engine._kill)

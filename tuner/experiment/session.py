@@ -278,7 +278,9 @@ def engine_opener(
     async def open_session(plan: StartPlan, number: int) -> AsyncIterator[Session]:
         spec = engine_spec(profile, choice, plan, log_path(number), record_dir)
         events.stage("starting the engine")
-        async with launched(spec, clock, memory_is_back=_memory_is_back(profile, choice, plan)) as engine:
+        async with launched(
+            spec, clock, memory_is_back=_memory_is_back(profile, choice, plan), on_wait=events.stage
+        ) as engine:
             target = Target(
                 base_url=engine.base_url,
                 model=engine.model_id,

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.engine.conftest import MakeSpec
+from tuner.clock import FakeClock
 from tuner.engine.launch import LaunchSpec, launched, port_is_free
 from tuner.errors import EngineError, UsageError
 
@@ -60,6 +61,17 @@ async def test_a_failed_start_with_its_workers_still_there(make_spec: MakeSpec, 
     assert caught.value.diagnosis.code == "no_free_memory"
     assert caught.value.diagnosis.log_path == str(spec.log_path)
     assert str(spec.log_path) in caught.value.hint
+    assert_nothing_left(spec, None, left_over)
+
+
+async def test_what_a_slow_start_is_doing_is_told_every_minute(make_spec: MakeSpec, left_over: LeftOver) -> None:
+    spec = make_spec(timeout_s=150.0, start=[{"hang": True}], core="polite")
+    told: list[str] = []
+    with pytest.raises(EngineError, match="nothing moved for 2 min 30 s"):
+        async with launched(spec, FakeClock(), on_wait=told.append):
+            pytest.fail("it never was ready")
+    assert len(told) >= 2
+    assert told[0].startswith("not ready after 1 min 00 s")
     assert_nothing_left(spec, None, left_over)
 
 

@@ -113,9 +113,9 @@ def test_the_port_that_kubernetes_sets_for_a_service_named_vllm_is_taken_out(
     assert ("VLLM_PORT" in environment(spec(tmp_path), {"VLLM_PORT": given})) is kept
 
 
-def test_data_parallel_engines_get_as_long_to_start_as_the_profile_says(tmp_path: Path) -> None:
+def test_data_parallel_engines_get_as_long_to_start_as_any_start_may_take(tmp_path: Path) -> None:
     name = "VLLM_ENGINE_READY_TIMEOUT_S"
-    assert environment(spec(tmp_path, startup_timeout_s=1800.5), {})[name] == "1801"
+    assert environment(spec(tmp_path, startup_timeout_s=1800.5), {})[name] == "5402"
     assert environment(spec(tmp_path, env={name: "77"}), {})[name] == "77"
 
 
