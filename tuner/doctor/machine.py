@@ -5,16 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import re
-import shutil
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.doctor.line import Line, ok, warning, wrong
 from tuner.doctor.ranks import judge_pretended, judge_visible
-from tuner.domain.profile import Profile
-from tuner.engine.installed import InstalledEngine, ask, check_options, inspect_installed
+from tuner.domain.profile import DEFAULT_GPU_MEMORY_UTILIZATION, Profile
+from tuner.engine.installed import InstalledEngine, ask, check_options, inspect_installed, interpreter_of
 from tuner.engine.launch import plugin_folder
 from tuner.errors import ChunktuneError, EngineError, UsageError
 from tuner.experiment.checks import check_before_start
@@ -134,30 +132,6 @@ async def _plugin(choice: EngineChoice, profile: Profile, env: Mapping[str, str]
     )
 
 
-def interpreter_of(launcher: Sequence[str], env: Mapping[str, str]) -> str | None:
-    """The Python that runs a console script, read from its first lines; None where that is not to be told."""
-    path = shutil.which(launcher[0], path={**os.environ, **env}.get("PATH"))
-    if path is None:
-        return None
-    if re.match(r"python[\d.]*$", Path(path).name):
-        return path
-    try:
-        with open(path, "rb") as file:
-            head = file.read(2048).decode(errors="replace").splitlines()
-    except OSError:
-        return None
-    if not head or not head[0].startswith("#!"):
-        return None
-    words = head[0][2:].split()
-    if words and Path(words[0]).name == "env" and len(words) > 1:
-        return shutil.which(words[-1]) if "python" in words[-1] else None
-    if words and "python" in Path(words[0]).name:
-        return words[0]
-    # pip writes long paths into a shell line: '''exec' "/long/path/python" "$0" "$@"
-    match = re.search(r"exec'? \"?([^\"\s]*python[\d.]*)\"?", "\n".join(head[:3]))
-    return match[1] if match else None
-
-
 def judge_devices(facts: DeviceFacts, profile: Profile, *, needed: bool) -> list[Line]:
     """GPUs, driver, NVML, other tenants and free memory. Pure. `needed`: an engine will want them."""
     names = ", ".join(f"{d.name} ({d.memory_bytes / _GIB:.0f} GiB)" for d in facts.devices)
@@ -194,8 +168,9 @@ def _tenants(facts: DeviceFacts) -> Line:
 
 
 def _free_memory(facts: DeviceFacts, profile: Profile) -> Line:
-    share = profile.engine.args.get("gpu_memory_utilization", 0.9)
-    target = share if isinstance(share, int | float) and not isinstance(share, bool) else 0.9
+    target = profile.engine.args.get("gpu_memory_utilization")
+    if not isinstance(target, int | float) or isinstance(target, bool):
+        target = DEFAULT_GPU_MEMORY_UTILIZATION
     for device in facts.devices:
         free = device.memory_bytes - device.used_bytes
         if free < target * device.memory_bytes:

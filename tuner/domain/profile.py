@@ -15,6 +15,9 @@ from tuner.domain.setting import CHUNK_KNOB, ReuseBudget, Scalar
 from tuner.domain.units import Duration, sized
 from tuner.domain.workload import Workload
 
+DEFAULT_GPU_MEMORY_UTILIZATION = 0.92
+"""vLLM's own, where a profile says nothing (0.32)."""
+
 ReferenceName = Literal["stock", "no_chunking"]
 
 
@@ -288,7 +291,7 @@ class Profile(Document):
 
     @model_validator(mode="after")
     def _memory_limit_can_hold(self) -> Profile:
-        target = self.engine.args.get("gpu_memory_utilization", 0.9)
+        target = self.engine.args.get("gpu_memory_utilization", DEFAULT_GPU_MEMORY_UTILIZATION)
         for constraint in self.constraints:
             below = constraint.metric == "memory.peak_fraction" and constraint.op in ("<", "<=")
             if below and isinstance(target, int | float) and constraint.limit < target:

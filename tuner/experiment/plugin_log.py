@@ -11,17 +11,20 @@ _MARK = "chunktune counters:"
 
 
 def last_counters(lines: Iterable[str]) -> Counters | None:
-    """What the plug-in wrote last; None when it wrote nothing that can be read. Up to some seconds old."""
-    found = None
+    """What the plug-in wrote last, summed over data-parallel engines; up to some seconds old.
+
+    None when an engine wrote nothing that can be read.
+    """
+    found = {}
     for line in lines:
         if _MARK in line:
-            found = line.partition(_MARK)[2]
-    if found is None:
-        return None
+            engine = line.partition(")")[0] if line.startswith("(") else ""
+            found[engine] = line.partition(_MARK)[2]
     try:
-        return Counters.from_line(found)
+        each = [asdict(Counters.from_line(text)) for text in found.values()]
     except ValueError:
         return None
+    return Counters(**{name: sum(one[name] for one in each) for name in each[0]}) if each else None
 
 
 def counted_between(before: Counters | None, after: Counters | None) -> dict[str, float]:

@@ -10,7 +10,7 @@ import pytest
 
 from tests.unit.doctor.test_sense import profile
 from tuner.doctor.line import Line
-from tuner.doctor.machine import interpreter_of, judge_devices
+from tuner.doctor.machine import judge_devices
 from tuner.doctor.surroundings import has_chat_template, judge_surroundings, proxies
 from tuner.telemetry import DeviceFact, DeviceFacts, Tenant
 
@@ -117,27 +117,3 @@ def test_disk(tmp_path: Path) -> None:
     assert look(tmp_path, {})["disk"].status in ("ok", "warning")
     (tmp_path / "out").write_text("a file where the results should be")
     assert look(tmp_path, {})["disk"].status == "wrong"
-
-
-@pytest.mark.parametrize(
-    ("head", "python"),
-    [
-        ("#!/opt/v/bin/python3.11\nimport x\n", "/opt/v/bin/python3.11"),
-        ("#!/bin/sh\n'''exec' \"/very/long/bin/python3\" \"$0\" \"$@\"\n' '''\n", "/very/long/bin/python3"),
-        ("#!/bin/bash\nexec docker run vllm\n", None),
-        ("\x7fELF", None),
-    ],
-)
-def test_the_interpreter_of_a_console_script(tmp_path: Path, head: str, python: str | None) -> None:
-    script = tmp_path / "vllm"
-    script.write_text(head)
-    script.chmod(0o755)
-    assert interpreter_of((str(script),), {}) == python
-
-
-def test_a_python_as_launcher_is_its_own_interpreter(tmp_path: Path) -> None:
-    python = tmp_path / "python3"
-    python.write_text("")
-    python.chmod(0o755)
-    assert interpreter_of((str(python), "-m", "vllm"), {}) == str(python)
-    assert interpreter_of((str(tmp_path / "nowhere"),), {}) is None

@@ -15,6 +15,16 @@ def test_the_last_line_counts() -> None:
     assert (found.held_requests, found.protected_blocks) == (3, 7)
 
 
+def test_data_parallel_engines_are_summed() -> None:
+    lines = [
+        line(Counters(held_requests=n, protected_blocks=5)).replace("EngineCore", f"EngineCore_DP{engine}")
+        for n, engine in ((1, 0), (2, 1), (6, 0))
+    ]
+    found = last_counters(lines)
+    assert found is not None
+    assert (found.held_requests, found.protected_blocks) == (8, 10)
+
+
 def test_a_log_without_counters_has_none() -> None:
     assert last_counters(["INFO nothing", "chunktune counters: cut o"]) is None
     assert counted_between(None, None) == {}
