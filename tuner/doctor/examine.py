@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from tuner.doctor.sense import judge_profile
 from tuner.doctor.server import judge_server
 from tuner.doctor.surroundings import judge_surroundings, proxies
 from tuner.domain.profile import Profile
+from tuner.engine.installed import cuda_runtime
 from tuner.errors import UsageError
 from tuner.experiment.checks import check_load
 from tuner.experiment.choice import EngineOption, choose_engine
@@ -49,6 +51,7 @@ async def examine(request: Request, clock: Clock = SYSTEM_CLOCK) -> list[Line]:
         return [*await judge_server(target, profile, clock, env), *_load(profile), proxies(env)]
     facts = describe_devices(env)
     simulated = on_cpu = False
+    cuda = None
     needed = request.engine == "vllm" or request.vllm is not None
     lines: list[Line] = []
     try:
@@ -60,8 +63,9 @@ async def examine(request: Request, clock: Clock = SYSTEM_CLOCK) -> list[Line]:
         lines += found
         simulated = choice.simulated
         needed = not simulated
+        cuda = None if simulated else await asyncio.to_thread(cuda_runtime, choice.launcher)
         on_cpu = installed is not None and (installed.version or "").endswith("+cpu")
-    lines += judge_devices(facts, profile, needed=needed and not on_cpu)
+    lines += judge_devices(facts, profile, needed=needed and not on_cpu, cuda=cuda)
     lines += [*_load(profile), *judge_profile(profile, declared_block_size(profile))]
     return [*lines, *judge_surroundings(profile, request.out, env, simulated=simulated)]
 

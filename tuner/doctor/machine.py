@@ -6,18 +6,19 @@ import importlib.util
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuner.doctor.line import Line, ok, warning, wrong
-from tuner.doctor.ranks import judge_pretended, judge_visible
+from tuner.doctor.ranks import judge_pretended, judge_visible, largest_args
 from tuner.domain.profile import DEFAULT_GPU_MEMORY_UTILIZATION, Profile
 from tuner.engine.installed import InstalledEngine, ask, check_options, inspect_installed, interpreter_of
 from tuner.engine.launch import plugin_folder
+from tuner.engine.ranks import gpus_of_node
 from tuner.errors import ChunktuneError, EngineError, UsageError
 from tuner.experiment.checks import check_before_start
 from tuner.experiment.choice import EngineChoice
-from tuner.telemetry import DeviceFacts
+from tuner.telemetry import DeviceFact, DeviceFacts
 
 _GIB = 1 << 30
 _PLUGIN = "from tuner.scheduler import ReuseBudgetScheduler as s; print('loaded', s.__name__)"
@@ -132,8 +133,11 @@ async def _plugin(choice: EngineChoice, profile: Profile, env: Mapping[str, str]
     )
 
 
-def judge_devices(facts: DeviceFacts, profile: Profile, *, needed: bool) -> list[Line]:
-    """GPUs, driver, NVML, other tenants and free memory. Pure. `needed`: an engine will want them."""
+def judge_devices(facts: DeviceFacts, profile: Profile, *, needed: bool, cuda: int | None = None) -> list[Line]:
+    """GPUs, driver, NVML, other tenants and free memory of the GPUs that an engine would use. Pure.
+
+    `needed`: an engine will want them. `cuda`: the major version of CUDA that it was built for.
+    """
     names = ", ".join(f"{d.name} ({d.memory_bytes / _GIB:.0f} GiB)" for d in facts.devices)
     if not needed:
         return [ok("gpu", f"none is needed here ({names or facts.reason or 'none found'})")]
@@ -145,17 +149,33 @@ def judge_devices(facts: DeviceFacts, profile: Profile, *, needed: bool) -> list
                 "Check nvidia-smi, the driver and CUDA_VISIBLE_DEVICES; or take --engine sim.",
             )
         ]
-    lines = [ok("gpu", names), ok("nvml", f"answers; driver {facts.driver_version or 'unknown'}")]
-    lines.append(judge_visible(profile, len(facts.devices)))
-    lines.append(_tenants(facts))
-    lines.append(_free_memory(facts, profile))
-    return lines
+    used = facts.devices[: gpus_of_node(largest_args(profile))]
+    return [
+        ok("gpu", names),
+        ok("nvml", f"answers; driver {facts.driver_version or 'unknown'}"),
+        _driver(facts, cuda),
+        judge_visible(profile, len(facts.devices)),
+        _tenants(used),
+        _free_memory(used, profile),
+    ]
 
 
-def _tenants(facts: DeviceFacts) -> Line:
+def _driver(facts: DeviceFacts, cuda: int | None) -> Line:
+    if facts.driver_cuda is None or cuda is None:
+        return ok("driver", "the versions of CUDA that it and vLLM have cannot be compared")
+    if facts.driver_cuda < cuda:
+        return wrong(
+            "driver",
+            f"driver {facts.driver_version} runs CUDA up to {facts.driver_cuda}, vLLM's PyTorch was built for {cuda}",
+            "Update the driver, or install a vLLM that was built for the driver's CUDA.",
+        )
+    return ok("driver", f"runs CUDA {facts.driver_cuda}, vLLM's PyTorch was built for {cuda}")
+
+
+def _tenants(devices: Sequence[DeviceFact]) -> Line:
     found = [
         f"pid {t.pid} ({t.used_bytes / _GIB:.1f} GiB)" if t.used_bytes is not None else f"pid {t.pid}"
-        for device in facts.devices
+        for device in devices
         for t in device.tenants
     ]
     if found:
@@ -167,11 +187,11 @@ def _tenants(facts: DeviceFacts) -> Line:
     return ok("other tenants", "none")
 
 
-def _free_memory(facts: DeviceFacts, profile: Profile) -> Line:
+def _free_memory(devices: Sequence[DeviceFact], profile: Profile) -> Line:
     target = profile.engine.args.get("gpu_memory_utilization")
     if not isinstance(target, int | float) or isinstance(target, bool):
         target = DEFAULT_GPU_MEMORY_UTILIZATION
-    for device in facts.devices:
+    for device in devices:
         free = device.memory_bytes - device.used_bytes
         if free < target * device.memory_bytes:
             return wrong(

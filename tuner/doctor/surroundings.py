@@ -1,24 +1,36 @@
-"""The machine around a sweep: ports, proxies, token, template, disk, open files."""
+"""The machine around a sweep: ports, proxies, the model's token, template and files, /dev/shm, disk, open files."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.doctor.line import Line, ok, warning, wrong
+from tuner.doctor.ranks import largest_args
 from tuner.domain.profile import Profile
 from tuner.engine.effective import cached_revision, hub_folder
 from tuner.engine.launch import free_port, port_is_free
+from tuner.engine.ranks import gpus_of_node
 
 PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")
 _TOKENS = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _GIB = 1 << 30
 _LITTLE_DISK = 1 * _GIB
 _NO_DISK = 100 << 20
+_SHM = Path("/dev/shm")
+_LITTLE_SHM = 1 * _GIB
+_BILLIONS = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)B\b", re.IGNORECASE)
+"""The parameters in a model's name: `70B`."""
+_BITS = {
+    4: re.compile(r"awq|gptq|int4|fp4|w4a", re.IGNORECASE),
+    8: re.compile(r"fp8|int8|w8a", re.IGNORECASE),
+}
+"""Bits of a parameter by what names of quantized models say; most others are published in 16."""
 
 
 def judge_surroundings(profile: Profile, out: Path, env: Mapping[str, str], *, simulated: bool) -> list[Line]:
@@ -26,7 +38,7 @@ def judge_surroundings(profile: Profile, out: Path, env: Mapping[str, str], *, s
 
     The simulated engine loads no model, so nothing is asked about the model's files.
     """
-    model = [] if simulated else [_token(profile, env), _template(profile, env)]
+    model = [] if simulated else [_token(profile, env), _template(profile, env), _weights(profile, env), _shm(profile)]
     return [_port(), proxies(env), *model, _disk(out), _open_files(profile)]
 
 
@@ -131,10 +143,52 @@ def has_chat_template(folder: Path) -> bool:
     return bool(config.get("chat_template")) if isinstance(config, dict) else False
 
 
-def _disk(out: Path) -> Line:
-    folder = out.absolute()
+def _weights(profile: Profile, env: Mapping[str, str]) -> Line:
+    """Whether the model's files are here, or have room."""
+    check, model = "model files", profile.model
+    if model_folder(model, env) is not None:
+        return ok(check, f"{model} is on this disk")
+    folder = _existing(hub_folder(env))
+    free = shutil.disk_usage(folder).free
+    billions = _BILLIONS.search(model)
+    bits = next((bits for bits, mark in _BITS.items() if mark.search(model)), 16)
+    needed = float(billions[1]) * 1e9 * bits / 8 if billions else 0.0
+    text = f"{model} has to be downloaded to {hub_folder(env)}, which has {free / _GIB:.0f} GiB free"
+    if free < needed:
+        return wrong(
+            check,
+            f"{text}; by its name it takes some {needed / _GIB:.0f} GiB",
+            "Free some space there, or point HF_HOME at a larger disk.",
+        )
+    return warning(check, text, f"Run `hf download {model}` first: it shows a progress bar, a start does not.")
+
+
+def _shm(profile: Profile) -> Line:
+    """vLLM's ranks and NCCL exchange messages there; Docker gives 64 MiB where nobody asks for more."""
+    check = "/dev/shm"
+    ranks = gpus_of_node(largest_args(profile))
+    if ranks == 1 or not _SHM.is_dir():
+        return ok(check, "not needed by one GPU" if ranks == 1 else "not there")
+    free = shutil.disk_usage(_SHM).free
+    if free < _LITTLE_SHM:
+        return wrong(
+            check,
+            f"{free >> 20} MiB free, too little for an engine of several GPUs",
+            "Start the container with --ipc=host or --shm-size=16g; in Kubernetes mount an emptyDir of medium Memory.",
+        )
+    return ok(check, f"{free / _GIB:.1f} GiB free")
+
+
+def _existing(folder: Path) -> Path:
+    """The folder itself, or the nearest one above it that is there."""
+    folder = folder.absolute()
     while not folder.exists():
         folder = folder.parent
+    return folder
+
+
+def _disk(out: Path) -> Line:
+    folder = _existing(out)
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
         return wrong("disk", f"results cannot be written to {out}", "Choose another folder with --out DIR.")
     free = shutil.disk_usage(folder).free

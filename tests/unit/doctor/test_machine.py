@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,22 @@ def test_tenants_and_the_memory_they_hold() -> None:
     assert "pid 5" in lines["other tenants"].message
     assert lines["free memory"].status == "wrong"
     assert "gpu_memory_utilization" in lines["free memory"].hint
+
+
+def test_gpus_that_the_engine_will_not_use_are_not_judged() -> None:
+    facts = DeviceFacts([device(), device(70 * GIB, Tenant(4711, 70 * GIB))], "570.1")
+    lines = by_check(judge_devices(facts, profile(), needed=True))
+    assert (lines["other tenants"].status, lines["free memory"].status) == ("ok", "ok")
+    two = by_check(judge_devices(facts, profile(args={"tensor_parallel_size": 2}), needed=True))
+    assert two["free memory"].status == "wrong"
+
+
+@pytest.mark.parametrize(("cuda", "status"), [(13, "wrong"), (12, "ok"), (None, "ok")])
+def test_a_driver_too_old_for_vllms_cuda(cuda: int | None, status: str) -> None:
+    facts = DeviceFacts([device()], "550.1", driver_cuda=12)
+    line = by_check(judge_devices(facts, profile(), needed=True, cuda=cuda))["driver"]
+    assert line.status == status
+    assert status == "ok" or "driver 550.1 runs CUDA up to 12" in line.message
 
 
 def test_more_ranks_than_devices() -> None:
@@ -117,3 +134,50 @@ def test_disk(tmp_path: Path) -> None:
     assert look(tmp_path, {})["disk"].status in ("ok", "warning")
     (tmp_path / "out").write_text("a file where the results should be")
     assert look(tmp_path, {})["disk"].status == "wrong"
+
+
+def free(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
+    usage = shutil.disk_usage("/")._replace(free=int(gib * GIB))
+    monkeypatch.setattr("tuner.doctor.surroundings.shutil.disk_usage", lambda folder: usage)
+
+
+@pytest.mark.parametrize(
+    ("model", "gib", "status"),
+    [
+        ("meta/Llama-70B", 100, "wrong"),
+        ("meta/Llama-70B", 150, "warning"),
+        ("meta/Llama-70B-FP8", 100, "warning"),
+        ("meta/Llama-70B-FP8", 60, "wrong"),
+        ("meta/Llama-3.1-8B-Instruct-AWQ", 3, "wrong"),
+        ("meta/model", 1, "warning"),
+    ],
+)
+def test_room_for_a_model_that_has_to_be_downloaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: str, gib: float, status: str
+) -> None:
+    free(monkeypatch, gib)
+    lines = by_check(
+        judge_surroundings(
+            profile().model_copy(update={"model": model}), tmp_path, {"HF_HOME": str(tmp_path)}, simulated=False
+        )
+    )
+    assert lines["model files"].status == status
+    assert f"{gib} GiB free" in lines["model files"].message
+
+
+def test_a_model_that_is_here_needs_no_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache(tmp_path, "m/x")
+    free(monkeypatch, 0)
+    assert look(tmp_path, {})["model files"].status == "ok"
+
+
+def test_shared_memory_of_a_container_is_too_small_for_several_gpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    free(monkeypatch, 0.0625)
+    assert look(tmp_path, {})["/dev/shm"].status == "ok"
+    several = look(tmp_path, {}, args={"tensor_parallel_size": 4})["/dev/shm"]
+    assert (several.status, several.message) == ("wrong", "64 MiB free, too little for an engine of several GPUs")
+    assert "--shm-size" in several.hint
+    free(monkeypatch, 16)
+    assert look(tmp_path, {}, args={"tensor_parallel_size": 4})["/dev/shm"].status == "ok"
