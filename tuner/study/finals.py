@@ -18,8 +18,8 @@ STARTS = 3
 MOST_CYCLES = 20
 """In one final start."""
 ROUNDS_ERROR = 0.01
-"""Standard error that the noise of rounds may leave in the contrast with stock over all finals, where the gain is
-small; of a gain that the search shows as large, a sixth."""
+"""Standard error that the noise of rounds may leave in the contrast with stock over all finals, where the search shows
+a small difference; of a large one, a sixth."""
 CHOICE_ERROR = 0.02
 """The same for the contrasts among the settings that may be frozen."""
 BANDS = (1.01, 0.98, 0.95, 0.85, 0.6, 0.4)
@@ -97,10 +97,12 @@ def cycles_wanted(problem: Problem, evidence: Evidence, names: Sequence[SettingI
     others = [n for n in names if n != STOCK_ID]
     pairs = [(n, others[0], CHOICE_ERROR) for n in others[1:]]
     if evidence.p_feasible(STOCK_ID) >= POSSIBLE:
-        for name in others:
-            gains = evidence.gains(name, STOCK_ID)
-            if gains is not None and gains[0].value > 0:
-                pairs.append((name, STOCK_ID, max(ROUNDS_ERROR, gains[0].value / 6)))
-    variances = [(evidence.paired_variance(one, other, path), error) for one, other, error in pairs]
-    wanted = [math.ceil(variance / (STARTS * error**2)) for variance, error in variances if variance is not None]
+        pairs += [(n, STOCK_ID, ROUNDS_ERROR) for n in others]
+    wanted = []
+    for one, other, least in pairs:
+        gains, variance = evidence.gains(one, other), evidence.paired_variance(one, other, path)
+        if gains is None or variance is None or (other == STOCK_ID and gains[0].value <= 0):
+            continue
+        error = max(least, abs(gains[0].value) / 6)
+        wanted.append(math.ceil(variance / (STARTS * error**2)))
     return max(problem.rounds, min(MOST_CYCLES, max(wanted, default=0)))
