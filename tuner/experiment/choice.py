@@ -85,7 +85,7 @@ def _command(text: str) -> tuple[str, ...]:
     if os.path.basename(parts[0]) in _DAEMONS:
         raise UsageError(
             f"the vLLM command starts {parts[0]}: the server would belong to a daemon and outlive its stop",
-            "Run chunktune inside the container or the job instead (docs/cluster.md).",
+            "Run chunktune inside the container or the job instead (docs/containers.md).",
         )
     if shutil.which(parts[0]) is None:
         raise UsageError(

@@ -22,10 +22,8 @@ from tuner.study.search import GroupSearch
 from tuner.study.verdict import decide
 
 MORE_ROUNDS = 0.5
-"""In a final start, cycles beyond the least may take this share of the time that the start itself takes.
-
-Where the search took longer than that, they may take as long as the search over all final starts together.
-"""
+"""In a final start, cycles beyond the least may take this share of the time that the start itself takes, or of a third
+of the search's load where that is longer."""
 MORE_SEARCH = 3.0
 """After its first stage, the search takes at most so many times as long as the starts of the finals take to start."""
 States = dict[SettingId, tuple[SettingState, str]]
@@ -272,7 +270,7 @@ class _View:
         least, limit_s = self.problem.rounds, self.problem.time_s
         searched = set(self.results.numbers("search"))
         searched_s = sum(r.load_s for r in self.results.rounds if r.start in searched)
-        most = least + math.floor(max(MORE_ROUNDS * self._start_s, searched_s / STARTS) / cycle_s)
+        most = least + math.floor(MORE_ROUNDS * max(self._start_s, searched_s / STARTS) / cycle_s)
         if limit_s is not None:
             spent_s = sum(r.load_s for r in self.results.rounds if r.start == start.number)
             others = max(0, self._starts_left - 1)
