@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.integration.engine.conftest import MakeSpec
+from tests.integration.engine.conftest import FAKE, MakeSpec
 from tuner.clock import FakeClock
 from tuner.engine.launch import LaunchSpec, launched, port_is_free
 from tuner.errors import EngineError, UsageError
@@ -226,3 +230,36 @@ def test_a_port_is_free_when_nobody_listens_on_it() -> None:
         port = taken.getsockname()[1]
         assert not port_is_free(port)
     assert port_is_free(port)
+
+
+async def test_a_server_that_a_daemon_keeps_alive_is_called_not_stopped(
+    make_spec: MakeSpec, tmp_path: Path, left_over: LeftOver
+) -> None:
+    """A launcher hands its command to somebody else, as `docker run` does, and ends without ending the server."""
+    order = tmp_path / "order.json"
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(
+        "import json, os, sys, time\n"
+        f"open({str(order)!r} + '.new', 'w').write(json.dumps(sys.argv[1:]))\n"
+        f"os.rename({str(order)!r} + '.new', {str(order)!r})\n"
+        "time.sleep(120)\n"
+    )
+    spec = make_spec(launcher=(sys.executable, str(launcher)))
+
+    async def daemon() -> subprocess.Popen[bytes]:
+        while not order.exists():
+            await asyncio.sleep(0.02)
+        command = [sys.executable, str(FAKE), *json.loads(order.read_text())]
+        env = {**os.environ, **spec.env, "VLLM_SERVER_DEV_MODE": "1"}
+        return subprocess.Popen(command, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    server = asyncio.ensure_future(daemon())
+    try:
+        with pytest.raises(EngineError, match="still answers") as caught:
+            async with launched(spec) as engine:
+                assert engine.pid != server.result().pid
+        assert caught.value.diagnosis.code == "not_stopped"
+    finally:
+        (await server).kill()
+        server.result().wait()
+    assert left_over() == []
