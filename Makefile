@@ -16,7 +16,7 @@ PIP = $(VENV)/bin/python -m pip --disable-pip-version-check --quiet
 VLLM_PIP = $(VLLM_VENV)/bin/python -m pip --disable-pip-version-check --quiet
 PYTEST = $(VENV)/bin/python -m pytest
 
-.PHONY: sweep test unit lint test-vllm test-gpu docs-test clean
+.PHONY: sweep test unit lint test-vllm test-node test-gpu docs-test clean
 
 sweep: $(VENV)/.installed
 	$(VENV)/bin/chunktune sweep $(PROFILE) --engine sim $(SWEEP_FLAGS)
@@ -38,6 +38,9 @@ lint: $(VENV)/.installed-dev
 test-vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	export CHUNKTUNE_TEST_VLLM=$(abspath $(VLLM_VENV))/bin/vllm; \
 	$(PYTEST) tests/vllm -q --durations=15
+
+test-node: $(VENV)/.installed-dev
+	$(PYTEST) tests/node -n 2 -q
 
 test-gpu: $(VENV)/.installed-dev
 	$(PYTEST) tests/gpu -q -rs

@@ -17,7 +17,9 @@ that chunktune puts on its PYTHONPATH. Environment
     load                list of faults under load, each {after_requests: N, times, chunk_below, chunk_above} with
                           exit: CODE (and log/text before it), stall: true, kill_core: true; the chunk is that of the
                           moment
-    live                {refuses_chunk: N}, {forgets_chunk: N} (says that it runs what it ran before), {silent: true}
+    live                {refuses_chunk: N}, {forgets_chunk: N} (says that it runs what it ran before), {silent: true};
+                          with {engine: N} only that data-parallel engine does so
+    node                the log, the processes and the memory of a start on a GPU node (see gpu_node/node.py)
     core                "none" (default), "polite", "stubborn" (ignores TERM), "escaping" (a session of its own too)
     ignore_term         the API server ignores TERM
     log_chunk           the chunk that log and /server_info claim, whatever argv says
@@ -45,6 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from fake_vllm_api import Api, Engine
+from gpu_node.node import Node
 
 LOGS = Path(__file__).resolve().parent.parent / "unit" / "engine" / "logs"
 VALUES = {
@@ -64,6 +67,7 @@ VALUES = {
     "watermark": float,
     "tensor-parallel-size": int,
     "pipeline-parallel-size": int,
+    "data-parallel-size": int,
     "seed": int,
     "dtype": str,
     "load-format": str,
@@ -244,7 +248,8 @@ def serve(model: str, options: dict[str, Any], script: dict[str, Any], start_num
     check_values(options)
     if script.get("ignore_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    core = start_core(script.get("core", "none"))
+    node = Node(options, script["node"]) if "node" in script else None
+    core = start_core(script.get("core", "none")) if node is None else node.start()
     faults = Faults(script, "start")
     for fault in faults.applying(options.get("max-num-batched-tokens", 8192)):
         faults.play(fault, script)
@@ -254,10 +259,13 @@ def serve(model: str, options: dict[str, Any], script: dict[str, Any], start_num
             time.sleep(120)
         end(fault)
     time.sleep(script.get("ready_after_s", 0) * scale)
-    engine = Engine(model, options, script, start_number)
+    engines = [Engine(model, options, script, start_number) for _ in range(options.get("data-parallel-size", 1))]
+    engine = engines[0]
     if str(options.get("scheduler-cls", "")).endswith(".LiveScheduler"):
-        control(engine, script)
+        control(engines, script)
     announce(engine, script)
+    if node is not None:
+        node.announce(engine)
     load_faults = Faults(script, "load")
 
     def on_request(number: int) -> bool:
@@ -276,21 +284,21 @@ def serve(model: str, options: dict[str, Any], script: dict[str, Any], start_num
             end(fault)
         return False
 
-    asyncio.run(run(Api(engine, script, on_request), options, core, bool(script.get("ignore_term"))))
+    asyncio.run(run(Api(engines, script, on_request), options, bool(script.get("ignore_term")), node))
 
 
-def control(engine: Engine, script: dict[str, Any]) -> None:
+def control(engines: list[Engine], script: dict[str, Any]) -> None:
     """What `--scheduler-cls tuner.scheduler.LiveScheduler` does."""
     from fake_vllm_live import attach
 
-    reason = attach(engine, script)
+    reason = max(attach(engine, script, number) for number, engine in enumerate(engines))
     if reason:
         print(f"tuner.scheduler.handles.LiveHandleError: {reason}")
         print("RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}")
         sys.exit(1)
 
 
-async def run(api: Any, options: dict[str, Any], core: int | None, ignore_term: bool) -> None:
+async def run(api: Any, options: dict[str, Any], ignore_term: bool, node: Node | None) -> None:
     """Serve until TERM."""
     done = asyncio.Event()
     if not ignore_term:
@@ -304,7 +312,8 @@ async def run(api: Any, options: dict[str, Any], core: int | None, ignore_term: 
     await done.wait()
     server.close()
     print("INFO:     Shutting down", flush=True)
-    sys.stdout.flush()
+    if node is not None:
+        node.end()
     os._exit(0)
 
 
@@ -339,6 +348,8 @@ def announce(engine: Any, script: dict[str, Any]) -> None:
     )
     version = script.get("version", "0.32.0")
     log(f"Initializing a V1 LLM engine (v{version}) with config: {config}", "EngineCore", "core.py:133")
+    if "node" in script:
+        return
     log("Model loading took 1.25 GiB memory and 0.5 seconds", "Worker", "gpu_model_runner.py:5150")
     log("Available KV cache memory: 4.0 GiB", "Worker", "gpu_worker.py:760")
     log(

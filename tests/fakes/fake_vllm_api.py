@@ -89,44 +89,6 @@ class Engine:
             self.live.step(1)
         return float(self._script.get("token_ms", 0.5)) / 1000 * self._script.get("time_scale", 1.0)
 
-    def metrics(self) -> str:
-        """A Prometheus page."""
-        label = f'{{engine="0",model_name="{self.served_name}"}}'
-        lines = []
-
-        def family(name: str, type_: str, *samples: tuple[str, float]) -> None:
-            lines.append(f"# HELP {name} {name}\n# TYPE {name} {type_}")
-            lines.extend(f"{sample}{label} {float(value)}" for sample, value in samples)
-
-        def counter(name: str, value: float) -> None:
-            family(name, "counter", (f"{name}_total", value), (f"{name}_created", 1.7e9))
-
-        counter("vllm:prefix_cache_queries", self.queries)
-        counter("vllm:prefix_cache_hits", self.hits)
-        counter("vllm:prompt_tokens", self.prompt_tokens)
-        counter("vllm:num_preemptions", 0)
-        counter("vllm:request_success", self.finished)
-        for name, total, number in (
-            ("vllm:iteration_tokens_total", self.prompt_tokens, self.steps),
-            ("vllm:time_to_first_token_seconds", self.ttft_sum_s, self.finished),
-        ):
-            family(name, "histogram", (f"{name}_sum", total), (f"{name}_count", number))
-        usage = min(1.0, self.running * 256 / self.kv_tokens)
-        family("vllm:kv_cache_usage_perc", "gauge", ("vllm:kv_cache_usage_perc", usage))
-        family("vllm:num_requests_running", "gauge", ("vllm:num_requests_running", self.running))
-        family("vllm:num_requests_waiting", "gauge", ("vllm:num_requests_waiting", 0))
-        lines.append("# HELP vllm:cache_config_info Information\n# TYPE vllm:cache_config_info gauge")
-        labels = {
-            "block_size": self.block_size,
-            "enable_prefix_caching": self.prefix_caching,
-            "engine": 0,
-            "kv_cache_size_tokens": self.kv_tokens,
-            "num_gpu_blocks": self.kv_tokens // self.block_size,
-        }
-        text = ",".join(f'{name}="{value}"' for name, value in labels.items())
-        lines.append(f"vllm:cache_config_info{{{text}}} 1.0")
-        return "\n".join(lines) + "\n"
-
     def server_info(self) -> Json:
         return {
             "vllm_config": {
@@ -147,6 +109,46 @@ class Engine:
         }
 
 
+def metrics(engines: list[Engine]) -> str:
+    """A Prometheus page: each series once for every data-parallel engine."""
+    lines: list[str] = []
+    name_of_model = engines[0].served_name
+
+    def family(name: str, type_: str, **samples: Callable[[Engine], float]) -> None:
+        lines.append(f"# HELP {name} {name}\n# TYPE {name} {type_}")
+        for suffix, value in samples.items():
+            sample = name if suffix == "value" else f"{name}_{suffix}"
+            for number, engine in enumerate(engines):
+                label = f'{{engine="{number}",model_name="{name_of_model}"}}'
+                lines.append(f"{sample}{label} {float(value(engine))}")
+
+    for name, value in (
+        ("vllm:prefix_cache_queries", lambda e: e.queries),
+        ("vllm:prefix_cache_hits", lambda e: e.hits),
+        ("vllm:prompt_tokens", lambda e: e.prompt_tokens),
+        ("vllm:num_preemptions", lambda e: 0),
+        ("vllm:request_success", lambda e: e.finished),
+    ):
+        family(name, "counter", total=value, created=lambda e: 1.7e9)
+    family("vllm:iteration_tokens_total", "histogram", sum=lambda e: e.prompt_tokens, count=lambda e: e.steps)
+    family("vllm:time_to_first_token_seconds", "histogram", sum=lambda e: e.ttft_sum_s, count=lambda e: e.finished)
+    family("vllm:kv_cache_usage_perc", "gauge", value=lambda e: min(1.0, e.running * 256 / e.kv_tokens))
+    family("vllm:num_requests_running", "gauge", value=lambda e: e.running)
+    family("vllm:num_requests_waiting", "gauge", value=lambda e: 0)
+    lines.append("# HELP vllm:cache_config_info Information\n# TYPE vllm:cache_config_info gauge")
+    for number, engine in enumerate(engines):
+        labels = {
+            "block_size": engine.block_size,
+            "enable_prefix_caching": engine.prefix_caching,
+            "engine": number,
+            "kv_cache_size_tokens": engine.kv_tokens,
+            "num_gpu_blocks": engine.kv_tokens // engine.block_size,
+        }
+        text = ",".join(f'{name}="{value}"' for name, value in labels.items())
+        lines.append(f"vllm:cache_config_info{{{text}}} 1.0")
+    return "\n".join(lines) + "\n"
+
+
 def tokenize(text: str) -> list[int]:
     """One token a word or mark."""
     return [zlib.crc32(w.encode()) % 30_000 + 300 for w in re.findall(r"\w+|[^\w\s]", text)]
@@ -155,8 +157,10 @@ def tokenize(text: str) -> list[int]:
 class Api:
     """One connection after another, several requests on each."""
 
-    def __init__(self, engine: Engine, script: Json, on_request: Callable[[int], bool]) -> None:
-        self._engine = engine
+    def __init__(self, engines: list[Engine], script: Json, on_request: Callable[[int], bool]) -> None:
+        """`engines` are those of data parallelism, one in most cases."""
+        self._engines = engines
+        self._engine = engines[0]
         self._script = script
         self._on_request = on_request
         self._requests = 0
@@ -192,14 +196,15 @@ class Api:
         if path == "/metrics":
             if script.get("metrics") == "error":
                 return await reply(writer, 500, "Internal Server Error")
-            return await reply(writer, 200, engine.metrics())
+            return await reply(writer, 200, metrics(self._engines))
         developing = os.environ.get("VLLM_SERVER_DEV_MODE") == "1"
         if path == "/server_info" and developing:
             if script.get("server_info") == "error":
                 return await reply(writer, 500, "Internal Server Error")
             return await reply(writer, 200, engine.server_info())
         if path == "/reset_prefix_cache" and developing:
-            engine.forget()
+            for each in self._engines:
+                each.forget()
             return await reply(writer, 200, {"success": True})
         if method == "POST" and path in ("/tokenize", "/v1/completions", "/v1/chat/completions"):
             try:
@@ -211,14 +216,15 @@ class Api:
                 return await reply(
                     writer, 200, {"count": len(tokens), "max_model_len": engine.max_model_len, "tokens": tokens}
                 )
-            return await self._generate(path.endswith("chat/completions"), asked, writer)
+            rank = int(headers.get("x-data-parallel-rank", self._requests % len(self._engines)))
+            return await self._generate(path.endswith("chat/completions"), asked, writer, self._engines[rank])
         return await self._refuse(writer, 404, "Not Found")
 
     async def _refuse(self, writer: asyncio.StreamWriter, status: int, message: str) -> bool:
         return await reply(writer, status, {"error": {"message": message, "type": "BadRequestError", "code": status}})
 
-    async def _generate(self, chat: bool, asked: Json, writer: asyncio.StreamWriter) -> bool:
-        engine, script = self._engine, self._script
+    async def _generate(self, chat: bool, asked: Json, writer: asyncio.StreamWriter, engine: Engine) -> bool:
+        script = self._script
         if asked.get("model") not in (None, engine.served_name):
             return await self._refuse(writer, 404, f"The model `{asked['model']}` does not exist.")
         if chat and script.get("chat_template") is False:
@@ -249,7 +255,7 @@ class Api:
             return await self._refuse(writer, 500, "a fault on demand")
         engine.running += 1
         try:
-            return await self._reply_tokens(chat, asked, tokens, wanted, number, writer)
+            return await self._reply_tokens(chat, asked, tokens, wanted, number, writer, engine)
         finally:
             engine.running -= 1
 
@@ -259,9 +265,16 @@ class Api:
         return int((number + 1) * value + 1e-9) > int(number * value + 1e-9)
 
     async def _reply_tokens(
-        self, chat: bool, asked: Json, tokens: list[int], wanted: int, number: int, writer: asyncio.StreamWriter
+        self,
+        chat: bool,
+        asked: Json,
+        tokens: list[int],
+        wanted: int,
+        number: int,
+        writer: asyncio.StreamWriter,
+        engine: Engine,
     ) -> bool:
-        engine, script = self._engine, self._script
+        script = self._script
         started_s = time.monotonic()
         cached, seen = engine.look_up(tokens)
         first_s = engine.first_token_s(len(tokens), cached, seen)
@@ -274,7 +287,7 @@ class Api:
             text = " word" * wanted
             choice = {"index": 0, "finish_reason": "length"}
             choice |= {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
-            self._done(started_s)
+            engine.finished += 1
             return await reply(
                 writer, 200, {"id": "cmpl-0", "model": engine.served_name, "choices": [choice], "usage": usage}
             )
@@ -307,11 +320,8 @@ class Api:
             await send.event({"content": text} if chat else text, "length" if at == wanted - 1 else None)
         if (asked.get("stream_options") or {}).get("include_usage"):
             await send.raw({"id": "cmpl-0", "object": "chunk", "choices": [], "usage": usage})
-        self._done(started_s)
+        engine.finished += 1
         return await send.done()
-
-    def _done(self, started_s: float) -> None:
-        self._engine.finished += 1
 
 
 def asked_details(engine: Engine, script: Json) -> bool:

@@ -25,10 +25,11 @@ __all__ = ["LIVE_CLASS", "attach"]
 class Switches:
     """The fake's engine as something that can be switched."""
 
-    def __init__(self, engine: Engine, script: dict[str, Any]) -> None:
+    def __init__(self, engine: Engine, script: dict[str, Any], number: int) -> None:
         self._engine = engine
-        self._forgets = script.get("forgets_chunk")
-        self._refuses = script.get("refuses_chunk")
+        at_fault = script.get("engine", number) == number
+        self._forgets = script.get("forgets_chunk") if at_fault else None
+        self._refuses = script.get("refuses_chunk") if at_fault else None
         self._values: dict[str, Any] = {
             "long_prefill_token_threshold": engine.option("long-prefill-token-threshold", 0),
             "long_prefill_token_threshold_adaptive": engine.option("long-prefill-token-threshold-adaptive", False),
@@ -63,13 +64,13 @@ class Switches:
 class Live:
     """What the API calls: for each request, and for each step."""
 
-    def __init__(self, engine: Engine, script: dict[str, Any]) -> None:
+    def __init__(self, engine: Engine, script: dict[str, Any], number: int) -> None:
         self._engine = engine
         self._silent = bool(script.get("silent"))
         self._control = Control(
-            FolderChannel(Path(os.environ[FOLDER_VARIABLE]), 0),
-            0,
-            Switches(engine, script),
+            FolderChannel(Path(os.environ[FOLDER_VARIABLE]), number),
+            number,
+            Switches(engine, script, number),
             Limits(engine.chunk, int(engine.option("max-num-seqs", 256)), engine.max_model_len),
             stock_chunk=8192,
         )
@@ -85,10 +86,10 @@ class Live:
             self._control.counts.step(tokens, int(prefill), int(last), 0, usage)
 
 
-def attach(engine: Engine, script: dict[str, Any]) -> str:
-    """Put the engine under live control; why this vLLM cannot be, or ''."""
+def attach(engine: Engine, script: dict[str, Any], number: int) -> str:
+    """Put data-parallel engine `number` under live control; why this vLLM cannot be, or ''."""
     reason = supports_live(script.get("version", "0.32.0"))
     if reason:
         return str(LiveHandleError(reason))
-    engine.live = Live(engine, script.get("live", {}))
+    engine.live = Live(engine, script.get("live", {}), number)
     return ""

@@ -1,0 +1,1 @@
+"""A node with eight GPUs, for the fake `vllm` to start on."""
