@@ -55,6 +55,7 @@ def default_vllm() -> str:
     own = ROOT / ".venv-vllm" / "bin" / "vllm"
     return os.environ.get("CHUNKTUNE_PACED_VLLM") or (str(own) if own.exists() else "vllm")
 
+
 OWN_UTILIZATION = 0.1
 """What the tiny model's vLLM is given of the host's memory."""
 
