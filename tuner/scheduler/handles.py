@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from typing import Any
 
 KNOWN_VERSIONS = ("0.32", "0.33")
 """Releases whose scheduler the reuse budget was written against and tested with."""
-LIVE_VERSIONS = ("0.30", "0.31", "0.32", "0.33")
-"""Releases in which live control is tried; the start itself finds out whether all of its handles are there."""
+FIRST_LIVE = (0, 30)
+"""The first release in which live control is tried. Tested to 0.33; in a later one the start finds out whether the
+scheduler still has all that is needed, and every round proves what it ran."""
 
 _SIGNATURES = {
     "schedule": (),
@@ -93,19 +95,26 @@ class LiveHandleError(HandleError):
 
 def supports_live(version: str | None) -> str:
     """Why settings of this vLLM cannot be switched while it runs; '' where that is worth a start."""
-    return _not_among(LIVE_VERSIONS, version)
+    release = _release(version)
+    if release is None:
+        return f"the version of vLLM is not known ({version})"
+    return "" if release >= FIRST_LIVE else f"vLLM {version} is older than {'.'.join(map(str, FIRST_LIVE))}"
 
 
 def supports_budget(version: str | None) -> str:
     """Why this vLLM cannot serve a reuse budget; '' where it can, unless the model has several kinds of cache."""
-    return _not_among(KNOWN_VERSIONS, version)
+    release = _release(version)
+    if release is None:
+        return f"the version of vLLM is not known ({version})"
+    if ".".join(map(str, release)) in KNOWN_VERSIONS:
+        return ""
+    return f"vLLM {version} is not among the tested releases {', '.join(KNOWN_VERSIONS)}"
 
 
-def _not_among(known: Sequence[str], version: str | None) -> str:
-    if version is None:
-        return "the version of vLLM is not known"
-    release = ".".join(version.split("+")[0].split(".")[:2])
-    return "" if release in known else f"vLLM {version} is not among the tested releases {', '.join(known)}"
+def _release(version: str | None) -> tuple[int, int] | None:
+    """Major and minor number."""
+    found = re.match(r"(\d+)\.(\d+)", version or "")
+    return None if found is None else (int(found[1]), int(found[2]))
 
 
 def check_classes(version: str, scheduler: type, request: type, block: type) -> None:
