@@ -176,7 +176,9 @@ class _Finals:
             return f"it meets {self._worst(name)} only with a probability of {self.p[name]:.2f}"
         bound = self._bound(name)
         if bound is None or bound <= 0:
-            return "that is not significantly different from stock"
+            gains = self.evidence.gains(name, STOCK_ID)
+            worse = gains is not None and gains[0].interval()[1] < 0
+            return "that is worse than stock" if worse else "that is not significantly different from stock"
         if self._answers_less(name):
             return f"it answered {self._answered(name):.0%} of what was asked, less than stock".replace("%", " %")
         if self._failed(name) > self._failed(STOCK_ID):

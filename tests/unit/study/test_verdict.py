@@ -256,3 +256,12 @@ def test_a_frozen_command_that_does_not_start_is_not_frozen_and_is_tried_once() 
     assert decision.sentence == (
         "Nothing can be frozen: the command to be frozen does not start (it says kv_cache_too_small)."
     )
+
+
+@pytest.mark.parametrize(
+    ("a", "words"), [(100, "that is not significantly different from stock."), (130, "that is worse than stock.")]
+)
+def test_the_sentence_says_whether_the_best_of_the_finals_is_worse(a: float, words: str) -> None:
+    decision, _, _ = study(problem(A), Engines(lambda s: Levels(a if s.chunk else 100)))
+    assert decision.verdict == "stock"
+    assert decision.sentence.endswith(words)
