@@ -71,7 +71,17 @@ SOURCES = {
     "long-documents": Source("long-documents", 20),
     "open-loop": Source("open-loop", 20),
     "llama-8b": Source("llama-8b", 20),
-    "tenants": Source("tenants", 20, classes=("groups.visitor.p50", "groups.busy.p90")),
+    "tenants": Source(
+        "tenants",
+        20,
+        (
+            "engine.args.max_num_batched_tokens=null",
+            "space.max_num_batched_tokens=[512, 1024]",
+            "workload.classes=[{name: busy, user_prompt_tokens: 3000, output_tokens: [16, 48]}, {name: visitor, "
+            "visit_every: 2.5s, system_prompt_tokens: 2000, user_prompt_tokens: [32, 128], output_tokens: [8, 24]}]",
+        ),
+        classes=("groups.visitor.p50", "groups.busy.p90"),
+    ),
 }
 
 
