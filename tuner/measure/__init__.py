@@ -1,19 +1,16 @@
 """Statistics: observations into numbers with intervals, and a reason for everything that is missing."""
 
-from tuner.measure.change import Change, relative_change
 from tuner.measure.notes import cacheable_tokens, memory_note, prefix_note
 from tuner.measure.percentiles import nearest_rank
 from tuner.measure.round import measure_round
 from tuner.measure.summary import Summary, summarize
 
 __all__ = [
-    "Change",
     "Summary",
     "cacheable_tokens",
     "measure_round",
     "memory_note",
     "nearest_rank",
     "prefix_note",
-    "relative_change",
     "summarize",
 ]

@@ -1,9 +1,8 @@
-"""Intervals by a bootstrap in levels: starts of the engine, rounds within them, requests within those.
+"""Intervals by a bootstrap in levels: rounds of one start, requests within them.
 
 Rounds are drawn with replacement, and the statistic is the median of the drawn rounds (Davison and
-Hinkley, "Bootstrap Methods and their Application", 1997, 3.8; Kalibera and Jones, "Rigorous
-Benchmarking in Reasonable Time", 2013, for starts, rounds and repeats of programs). Requests are drawn
-within their rounds. Three refinements keep it honest and fast:
+Hinkley, "Bootstrap Methods and their Application", 1997, 3.8). Requests are drawn within their rounds.
+Three refinements keep it honest and fast:
 
 - The spread between rounds holds the spread of their requests already; drawing both in full counts
   the latter twice (the same section of Davison and Hinkley). So the requests' part is shrunk to what
@@ -18,8 +17,6 @@ within their rounds. Three refinements keep it honest and fast:
   replaces n. Values of one request move together (its token gaps), so n is divided by the design
   effect of their clusters (Woodruff, "Confidence Intervals for Medians", 1952; Kish, "Survey
   Sampling", 1965, 8.2).
-
-`benchmarks/false_alarms.py` checks the whole of it.
 """
 
 from __future__ import annotations
@@ -29,9 +26,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from tuner.domain.measurement import Interval
+from tuner.measure.contrast import student_quantile
 from tuner.measure.percentiles import QUANTILES, Values, rank
 from tuner.measure.samples import Sample
 
@@ -45,8 +43,6 @@ class RoundValue:
 
     value: float
     sample: Sample | None = None
-    start: int = 0
-    """Which start of the engine the round belongs to."""
 
 
 def redraw(sample: Sample, statistic: str, draws: int, rng: np.random.Generator) -> Values:
@@ -88,9 +84,9 @@ def _design_effect(sample: Sample, threshold: float, q: float) -> float:
 
 
 def median_draws(rounds: Sequence[RoundValue], statistic: str, draws: int, rng: np.random.Generator) -> Values:
-    """`draws` medians over rounds drawn with replacement (and starts, where there are several)."""
+    """`draws` medians over rounds drawn with replacement."""
     values = np.array([r.value for r in rounds])
-    picks = _picks([r.start for r in rounds], draws, rng)
+    picks = rng.integers(0, len(rounds), (draws, len(rounds)))
     table = values[picks]
     weight = math.sqrt(_unseen_share(rounds, statistic, rng))
     for index, one in enumerate(rounds):
@@ -113,44 +109,12 @@ def _unseen_share(rounds: Sequence[RoundValue], statistic: str, rng: np.random.G
     return max(0.0, 1 - between / within)
 
 
-def _picks(
-    starts: Sequence[int], draws: int, rng: np.random.Generator
-) -> np.ndarray[tuple[int, int], np.dtype[np.int64]]:
-    """Indices of rounds, one row a draw: a start is drawn, then rounds within it, until there are as many."""
-    n = len(starts)
-    names = sorted(set(starts))
-    if len(names) == 1:
-        return rng.integers(0, n, (draws, n))
-    members = [np.flatnonzero(np.asarray(starts) == name) for name in names]
-    longest = max(len(m) for m in members)
-    padded = np.stack([np.resize(m, longest) for m in members])
-    sizes = np.array([len(m) for m in members])
-    chosen = rng.integers(0, len(names), (draws, len(names)))
-    spread = np.resize(np.arange(len(names)), n)
-    which = chosen[:, spread]
-    within = (rng.random((draws, n)) * sizes[which]).astype(np.int64)
-    return np.asarray(padded[which, within], dtype=np.int64)
-
-
-def units(rounds: Sequence[RoundValue]) -> int:
-    """The independent units of the top level that varies: starts where there are several, else rounds."""
-    starts = len({r.start for r in rounds})
-    return starts if starts > 1 else len(rounds)
-
-
-def stretch(sizes: Sequence[int]) -> float:
-    """How much wider than a plain percentile interval: `sizes` are the units of each side.
-
-    One side of n: sqrt(n / (n - 1)) * t(n - 1) / z. Two sides add their degrees of freedom. A side of
-    one unit adds nothing, since its spread is unknown; with no other, the interval is not stretched.
-    """
-    known = [n for n in sizes if n > 1]
-    freedom = sum(n - 1 for n in known)
-    if not freedom:
+def stretch(rounds: int) -> float:
+    """How much wider than a plain percentile interval: sqrt(n / (n - 1)) * t(n - 1) / z; 1 for a single round."""
+    if rounds < 2:
         return 1.0
-    n = min(known)
     tail = 0.5 + _LEVEL / 2
-    return math.sqrt(n / (n - 1)) * float(stats.t.ppf(tail, freedom)) / float(stats.norm.ppf(tail))
+    return math.sqrt(rounds / (rounds - 1)) * student_quantile(tail, rounds - 1) / float(special.ndtri(tail))
 
 
 def interval(point: float, draws: Values, factor: float) -> Interval:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy import stats
+from scipy import special
 
 from tuner.domain.measurement import (
     LATENCIES,
@@ -18,11 +18,11 @@ from tuner.domain.measurement import (
     Latency,
     Measurement,
     Memory,
+    metric,
     metric_names,
 )
 from tuner.domain.observation import RoundObservation
-from tuner.measure.bootstrap import DRAWS, RoundValue, interval, median_draws, redraw, seed_of, stretch, units
-from tuner.measure.change import round_values
+from tuner.measure.bootstrap import DRAWS, RoundValue, interval, median_draws, redraw, seed_of, stretch
 from tuner.measure.notes import sample_warning
 from tuner.measure.percentiles import latency
 from tuner.measure.samples import Samples
@@ -190,13 +190,28 @@ def _intervals(rounds: Sequence[Measurement], requests: Sequence[Samples] | None
     return {path: bounds for path, bounds in found.items() if bounds is not None}
 
 
+def round_values(
+    rounds: Sequence[Measurement], path: str, requests: Sequence[Samples] | None = None
+) -> list[RoundValue]:
+    """The rounds that have this metric; `requests` run parallel to `rounds`."""
+    latency_name, _, statistic = path.rpartition(".")
+    found = []
+    for index, one in enumerate(rounds):
+        value = metric(one, path)
+        if value is None:
+            continue
+        sample = requests[index].get(latency_name) if requests is not None and statistic != "n" else None
+        found.append(RoundValue(value, sample))
+    return found
+
+
 def metric_interval(rounds: Sequence[RoundValue], path: str) -> Interval | None:
     """95 % interval of the median over rounds; None where nothing tells the spread."""
     if not rounds or (len(rounds) == 1 and rounds[0].sample is None):
         return None
     point = float(np.median([r.value for r in rounds]))
     draws = median_draws(rounds, path.rpartition(".")[2], DRAWS, seed_of(path, point))
-    factor = stretch([units(rounds)])
+    factor = stretch(len(rounds))
     if point > 0 and (draws > 0).all():
         low, high = interval(float(np.log(point)), np.log(draws), factor)
         low, high = min(point, float(np.exp(low))), max(point, float(np.exp(high)))
@@ -245,7 +260,7 @@ def disagreement(rounds: Sequence[RoundValue], path: str) -> str | None:
     weights = 1 / variances
     mean = float((weights * values).sum() / weights.sum())
     surprise = float((weights * (values - mean) ** 2).sum())
-    if stats.chi2.sf(surprise, len(having) - 1) >= _DOUBT:
+    if special.chdtrc(len(having) - 1, surprise) >= _DOUBT:
         return None
     listed = ", ".join(f"{v:.0f}" if v >= 100 else f"{v:.1f}" for v in values)
     allowed = 1.96 * float(np.sqrt(variances).mean())
