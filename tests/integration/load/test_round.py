@@ -404,7 +404,7 @@ async def test_classes_beside_the_load_run_until_it_is_done() -> None:
     assert not visits[1].prefix_first
     assert visits[1].cached_tokens == 64
     gaps = [b.intended_s - a.intended_s for a, b in pairwise(visits)]
-    assert gaps == pytest.approx([0.05] * len(gaps))
+    assert all(0.005 < gap < 0.2 for gap in gaps)
     assert len(groups["side"]) > 10
     assert {r.phase for r in groups["side"]} == {"cold", "measured"}
     assert all(r.ok for r in got.records)
